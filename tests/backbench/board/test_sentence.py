@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 from support.small_boards import Entry, Held, Kind, a_row, bare, board_of, write
 
-from backbench.board.board import Board, Measurement, collect, fill
+from backbench.board.board import Board, Measurement, collect, difference, fill
 from backbench.board.overall import Overall, answer, overall, sentences
 from backbench.cli import program
 from backbench.published import tables
+from backbench.requests.detect import DetectRequest
 from backbench.requests.parsing import parse
 from backbench.verify import resamples
 
@@ -26,6 +28,10 @@ LOGREG: Kind = ("logreg", "cifar", "top1", "logreg-v1", None)
 LINEAR: Kind = ("linear", "cifar", "top1", "linear-lorac-v1", None)
 TENTH: Kind = ("semi_10pct", "cifar", "top1", "semisup-v1", None)
 CLUSTER: Kind = ("cluster", "cifar", "nmi", "cluster-v1", None)
+DETECTORS: list[Kind] = [
+    ("faster_rcnn", name, "bbox_AP", "detect-own-v1", "detectron2")
+    for name in ("cells", "coins")
+]
 NEIGHBOURS: list[Kind] = [
     ("knn", name, "top1_k20", "knn-v1", None)
     for name in ("birds", "boats", "coins", "doors", "farms", "gates")
@@ -284,6 +290,33 @@ SITUATIONS = [
         " --out runs/seeds-linear --seeds 3` settles it.",
     ),
     Situation(
+        "a tested tie, and two detectors that were trained once each",
+        {
+            "a": {KNN: 80, **on(DETECTORS, 80, 80)},
+            "b": {KNN: 80, **on(DETECTORS, 60, 60)},
+        },
+        "No clear winner: a and b cannot be told apart over Nearest neighbours."
+        " None is best on any single measurement by a paired test; best of one"
+        " training each: a in Faster R-CNN on cells:val and coins:val. Trained"
+        " once each, so not tested yet: Faster R-CNN on cells:val and coins:val;"
+        " `backbench detect --config-file faster_rcnn_R_50_FPN_1x --dataset"
+        " cells --checkpoint trunks/a.safetensors --data data --out"
+        " runs/seeds-faster_rcnn --seeds 3` and the same for b settle them.",
+    ),
+    Situation(
+        "three leaders of whom two share nothing, above a fourth",
+        {
+            "a": {KNN: 80},
+            "b": {KNN: 80, FEW: 70},
+            "c": {FEW: 70},
+            "d": {KNN: 40, FEW: 30},
+        },
+        "b, a and c lead the 4 over all 2 measurements and were not all measured"
+        " together, with 95% confidence for these measurements on other images;"
+        " a was never measured with c. None is best on any single measurement by"
+        " a paired test.",
+    ),
+    Situation(
         "three seeds of each",
         {"a": {LINEAR: [80, 80.5, 79.5]}, "b": {LINEAR: [60, 60.5, 59.5]}},
         "a leads alone over Linear probe: rank 1 of 2 with 95% confidence, for"
@@ -476,8 +509,24 @@ def test_what_is_said_of_a_board_whose_truth_is_known(tmp_path, situation):
         program, *words_of_command = shlex.split(command)
         request = parse(words_of_command)
         assert program == "backbench"
-        for file in request.checkpoints:
+        one_alone = isinstance(request, DetectRequest)
+        files = [request.checkpoint] if one_alone else request.checkpoints
+        for file in files:
             assert file.stem in situation.board
+
+
+def test_an_ap_differs_by_what_the_two_numbers_do(tmp_path):
+    """Not by the mean of its resamples, from which an AP of all images lies apart."""
+    (cells, _) = DETECTORS
+    board = board_of(tmp_path / "runs", {"a": {cells: 80}, "b": {cells: 60}})
+    (column,) = board.main_columns()
+    a, b = (board.cell(row, column) for row in board.rows)
+    (measurement,) = a.parts
+    moved = replace(measurement.result, value=a.value + 1)
+    a.parts[:] = [measurement._replace(result=moved)]
+    found = difference(board, column, a, b)
+    assert found.value == pytest.approx(a.value + 1 - b.value)
+    assert found.value == pytest.approx(21, abs=0.5)
 
 
 def test_a_rank_of_few_columns_stands_below_the_others(tmp_path):
