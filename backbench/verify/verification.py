@@ -82,9 +82,11 @@ _COUNTS = re.compile(r"(train_)?top[15](_.*)?")  # metrics that count images
 # What a stranger's record may provoke by a value of another type than it has here
 _ODD = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, csv.Error)
 
-
 # An older version may have computed an interval otherwise, and `rescore` leaves known rows alone
-_SCORE_AGAIN = "; if an older version made it, take this line out of the file and `backbench rescore` again"
+_SCORE_AGAIN = (
+    "; if an older version made it, take this line out of the file and `backbench rescore`"
+    " again"
+)
 
 
 class RowVerdict(NamedTuple):
