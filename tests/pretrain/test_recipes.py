@@ -309,6 +309,25 @@ def test_barlow_twins_biases_move_slower_by_their_rate_or_by_the_loss_never_by_b
     assert official == 1 + 6 + 1 + 3, "LORAC, ARB Table 2 and Fig. 4, MIO"
 
 
+SMALL_SETS = ("cifar10", "cifar100", "stl10")
+
+
+@pytest.mark.parametrize("dataset", SMALL_SETS)
+def test_byol_beside_mio_blurs_with_a_tenth_of_the_image(dataset):
+    """Its code takes 2 int(size / 20) + 1 pixels (deepmind-research, byol/utils/augmentations.py),
+    which at 32 pixels is far less than PIL's unlimited kernel."""
+    for crops in load(f"mio/byol_{dataset}").views.crops:
+        assert crops.blur_kernel == 2 * int(crops.size / 20) + 1
+
+
+@pytest.mark.parametrize("dataset", SMALL_SETS)
+def test_simclr_beside_mio_is_its_readme_s_command_for_cifar10(dataset):
+    recipe = load(f"mio/simclr_{dataset}")
+    assert (recipe.optim.lr, recipe.optim.weight_decay) == (1.0, 1e-4)
+    assert recipe.method.temperature == 0.5
+    assert {crops.interpolation for crops in recipe.views.crops} == {"bicubic"}
+
+
 def test_gray_comes_before_the_jitter_in_moco_v1_alone():
     """As in main_moco.py without --aug-plus, whose views none of the others has. A run whose jitter
     comes first is known by what decided it before there was a choice."""
