@@ -209,10 +209,16 @@ RESTS_ON = {
     "ImageNet-100: classes": lambda r: r["data"]["dataset"] == "imagenet100",
     "LORAC: rows of Q": lambda r: r["method"]["name"] == "lorac",
     "LORAC: released loss": lambda r: r["method"]["name"] == "lorac",
+    "LORAC: other priors": lambda r: (
+        r["method"].get("prior") in ("gaussian", "margin", "batch")
+    ),
     "MoCo-M: released pairs": lambda r: r["method"]["name"] == "moco_m",
     "JCL: lambda's ramp": lambda r: r["method"]["name"] == "jcl",
     "MIO: two variants": lambda r: r["method"]["name"] == "mio",
     "MIO: heads": lambda r: "mio" in str(r.get("probe")),
+    "MIO Table 4: other methods": lambda r: (
+        "mio" in str(r.get("probe")) and r["method"]["name"] != "mio"
+    ),
     "ARB: `groups`": lambda r: r["method"]["name"] == "arb",
     "ARB: hidden width": lambda r: r["method"]["name"] == "arb",
     "ARB: which images make a base": lambda r: (
