@@ -328,6 +328,20 @@ def test_simclr_beside_mio_is_its_readme_s_command_for_cifar10(dataset):
     assert {crops.interpolation for crops in recipe.views.crops} == {"bicubic"}
 
 
+def test_solo_learns_warm_up_starts_at_the_same_rate_at_every_batch():
+    """Its rates scale with the batch, its warmup_start_lr of 3e-5 does not."""
+    started = []
+    for name in NAMES:
+        recipe = load(name)
+        if not name.startswith("arb/") or not recipe.optim.warmup_lr:
+            continue
+        unused = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+        rates = optim.LearningRates(unused, recipe, steps_per_epoch=10)
+        assert rates.at(0) == pytest.approx(3e-5), name
+        started.append(recipe.batch_size)
+    assert (started.count(256), started.count(128)) == (20, 9), "CIFAR, ImageNet-100"
+
+
 def test_gray_comes_before_the_jitter_in_moco_v1_alone():
     """As in main_moco.py without --aug-plus, whose views none of the others has. A run whose jitter
     comes first is known by what decided it before there was a choice."""
