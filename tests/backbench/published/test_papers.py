@@ -201,6 +201,14 @@ def has_groups(recipe):
     return method_of(recipe).get("name") in ("moco_m", "lorac", "jcl", "co2")
 
 
+def on_host(recipe):
+    """Whether the optimiser and the views are those of another paper's method."""
+    return (
+        recipe["data"]["dataset"] == "imagenet100"
+        and method_of(recipe)["name"] != "simclr"
+    )
+
+
 # A choice -> which recipes of a printed table rest on it
 RESTS_ON = {
     "LARS": lambda r: r["optim"]["name"] == "lars",
@@ -236,6 +244,10 @@ RESTS_ON = {
         "cllr" in str(r.get("probe"))
         and method_of(r)["name"] in ("simclr", "cmc", "dcl", "hcl")
     ),
+    "CLLR: images and views": lambda r: (
+        "cllr" in str(r.get("probe")) and not on_host(r)
+    ),
+    "CLLR's hosts": lambda r: "cllr" in str(r.get("probe")) and on_host(r),
     "CLLR: start of L": lambda r: r["method"]["name"] == "cllr",
     "CLLR: alpha 10": lambda r: r["method"].get("alpha") == 10.0,
     "CLLR: optimiser": lambda r: r["optim"]["lr"] == 0.005,
