@@ -1,16 +1,24 @@
 """One attempt at a job: failures, time limits, kills, full disks, and what follows from them."""
 
+import io
 import os
+import pickle
 import re
+import signal
+import socket
+import time
+from types import SimpleNamespace
 
 import pytest
 from support.weather import disk
 
-from backbench.errors import EXIT_PREEMPTED
-from backbench.launch.attempt import Attempt, Ending, decide
+from backbench.errors import EXIT_PREEMPTED, Failed
+from backbench.launch.attempt import Attempt, Ending, decide, main
 from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
+from backbench.launch.job import Job
 from backbench.launch.records import Ledger
+from backbench.runs.run_progress import Progress
 
 
 @pytest.mark.parametrize(
@@ -155,6 +163,155 @@ def test_a_failure_that_cannot_be_noted_is_not_tried_again(
     monkeypatch.setattr(attempt, "_meaning", lambda _: meaning(exit_code))
     monkeypatch.setattr(Ledger, "write_status", lambda *_: False)
     assert attempt.run() == outcome
+
+
+MAKES = "pretrain/a/checkpoint.safetensors"
+DONE = 'mkdir -p "$(dirname "$MADE")"; touch "$MADE"'
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """shell(script): an attempt at a pretraining that is these shell lines; MADE proves it done."""
+    ledger = Ledger(tmp_path / "runs")
+    made = str(ledger.runs / MAKES)
+    argv = ("pretrain", "demo_random", "--out", made)
+    job = Job(name="pretrain/a", argv=argv, like="x", cells=(), makes=MAKES)
+
+    def attempt_at(script, **more):
+        given = {"command": ("sh", "-c", script), "env": {"MADE": made}} | more
+        return Attempt(job=job, ledger=ledger, **given)
+
+    return attempt_at
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "how", "why"),
+    [
+        (DONE, "done", "done", None),
+        ("exit 0", "again", "failed", f"exit 0, but {MAKES} does not hold what was"),
+        ("exit 75", "again", "preempted", None),
+        ("echo no such file; exit 2", "failed", "bad input", "no such file"),
+        ("echo first; echo; echo last; exit 1", "again", "failed", "last"),
+        ("exit 7", "again", "failed", "exit 7"),
+        ("kill -KILL $$", "again", "failed", r"killed by SIGKILL \(out of memory\?\)"),
+        ("kill -SEGV $$", "again", "failed", "killed by SIGSEGV$"),
+        ("kill -TERM $$", "again", "preempted", "stopped before it could save"),
+    ],
+)
+def test_how_a_command_ended_and_what_follows(shell, script, outcome, how, why):
+    attempt = shell(script)
+    assert attempt.run() == outcome
+    (status,) = attempt.ledger.statuses().values()
+    assert status["state"] == ("queued" if outcome == "again" else outcome)
+    (note,) = status["attempts"]
+    assert note["how"] == how
+    if why is None:
+        assert note["reason"] is None
+    else:
+        assert re.match(why, note["reason"])
+    assert note["start"] <= note["end"]
+    assert (note["pid"], note["host"]) == (os.getpid(), socket.gethostname())
+
+
+def test_a_command_that_cannot_start_has_failed(shell):
+    attempt = shell("", command=("/nowhere/python",))
+    assert attempt.run() == "again"
+    (note,) = attempt.ledger.status(attempt.job)["attempts"]
+    assert note["how"] == "failed"
+    assert re.match("not started: .*/nowhere/python", note["reason"])
+
+
+def test_an_attempt_that_was_killed_is_noted_by_the_next_one(shell):
+    attempt = shell(DONE)
+    progress = Progress(attempt.ledger.runs / attempt.job.name, 40, "walking", done=9)
+    progress.advance()
+    notes = [{"start": 1.0, "end": None}]
+    status = {"name": attempt.job.name, "state": "running", "attempts": notes}
+    attempt.ledger.write_status(attempt.job, status)
+    assert attempt.run() == "done"
+    killed, done = attempt.ledger.status(attempt.job)["attempts"]
+    assert (killed["how"], done["how"]) == ("killed", "done")
+    assert killed["reason"] == "ended without a word"
+    assert killed["at"] == "walking 10/40"
+    # Its last note of progress is the nearest to its end that anybody wrote
+    assert time.time() - 600 < killed["end"] <= done["start"]
+
+
+def test_a_job_that_has_ended_well_does_not_run_again(shell):
+    assert shell(DONE).run() == "done"
+    again = shell('touch "$MADE.again"')
+    assert again.run() == "done"
+    assert len(again.ledger.status(again.job)["attempts"]) == 1
+    assert not (again.ledger.runs / f"{MAKES}.again").exists()
+    # Unless its file has gone
+    (again.ledger.runs / MAKES).unlink()
+    assert again.run() == "again"
+
+
+def test_a_marked_job_does_not_run(shell):
+    attempt = shell(DONE)
+    attempt.ledger.mark_cancelled(attempt.job)
+    assert attempt.run() == "cancelled"
+    assert attempt.ledger.status(attempt.job)["state"] == "cancelled"
+    assert not (attempt.ledger.runs / MAKES).exists()
+
+
+def test_a_command_that_does_not_save_in_time_is_killed(shell):
+    """The child inherits that the signal is ignored."""
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        attempt = shell("exec sleep 600", grace_s=0.2)
+        attempt.ask_to_stop("time limit")
+        attempt.ask_to_stop("stopped")  # the first reason counts
+        assert attempt.run() == "again"
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    (note,) = attempt.ledger.status(attempt.job)["attempts"]
+    assert note["how"] == "time limit"
+    assert note["reason"] == "did not save within 0 s"
+
+
+def test_a_command_learns_nothing_of_slurm_but_where_its_configuration_is(
+    shell, monkeypatch
+):
+    for key in ("SLURM_PROCID", "SUBMITIT_EXECUTOR", "PMI_RANK", "SLURM_CONF", "OTHER"):
+        monkeypatch.setenv(key, "theirs")
+    attempt = shell(f'env > "$TOLD"; {DONE}')
+    told = attempt.ledger.runs / "told"
+    attempt.env |= {"TOLD": str(told), "OTHER": "ours"}
+    assert attempt.run() == "done"
+    seen = dict(line.split("=", 1) for line in told.read_text().splitlines())
+    assert not {"SLURM_PROCID", "SUBMITIT_EXECUTOR", "PMI_RANK"} & seen.keys()
+    assert (seen["SLURM_CONF"], seen["OTHER"]) == ("theirs", "ours")
+    assert seen["PYTHONUNBUFFERED"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [("done", 0), ("failed", 1), ("again", 75), ("stopped", 75), ("cancelled", 3)],
+)
+def test_the_exit_status_by_which_a_pool_learns_the_outcome(
+    shell, monkeypatch, outcome, status
+):
+    pickled = pickle.dumps(shell(DONE))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(pickled)))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(Attempt, "run", lambda _: outcome)
+    assert main() == status
+
+
+def test_a_job_that_somebody_else_runs_is_said_in_a_line(shell, monkeypatch, capsys):
+    pickled = pickle.dumps(shell(DONE))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(pickled)))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+    def run(_):
+        raise Failed("pretrain/a: another process has run it")
+
+    monkeypatch.setattr(Attempt, "run", run)
+    assert main() == 1
+    said = capsys.readouterr().err
+    assert said == "backbench: pretrain/a: another process has run it\n"
 
 
 @pytest.mark.slow
