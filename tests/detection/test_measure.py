@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import logging
 import multiprocessing
 import os
+import re
 import signal
 import time
 
@@ -14,7 +16,8 @@ from support.detection_runs import run_of_config
 from support.slurm_cluster import free_ports
 
 from backbench.detection import measure, process_group, train_net
-from backbench.errors import Failed
+from backbench.errors import BadInput, Failed
+from backbench.records import store
 from backbench.runs.state import StopFlag
 
 
@@ -119,3 +122,97 @@ def test_a_signal_to_the_run_reaches_its_ranks(monkeypatch):
     stop.requested = "SIGTERM"
     process_group._watch(ranks, stop)
     assert [rank.exitcode for rank in ranks] == [-signal.SIGTERM] * 2
+
+
+# Where --eval-only evaluates
+
+
+TRAINED = {
+    "config": {"SOLVER.BASE_LR": 0.02, "TEST.DETECTIONS_PER_IMAGE": 100},
+    "train": "coco_2017_train:aa",
+    "train_images": "11",
+    "val": "coco_2017_val:bb",
+    "val_images": "22",
+}
+
+
+@pytest.fixture
+def detector(run):
+    """The run of a detector that is there, with the identity of its training."""
+    run.out.mkdir(parents=True, exist_ok=True)
+    run.final.write_bytes(b"")
+    about = {"verb": "detect", "identity": TRAINED}
+    (run.out / "run.json").write_text(json.dumps(about))
+    return run
+
+
+def config(**changes):
+    return {"config": TRAINED["config"] | changes}
+
+
+def test_without_a_detector_there_is_nothing_to_evaluate(run):
+    with pytest.raises(BadInput, match="no trained detector to evaluate; run without"):
+        measure.evaluation(run, TRAINED)
+
+
+@pytest.mark.parametrize(
+    "other", [{}, {"train": "voc_2007_train:cc"}, config(**{"SOLVER.BASE_LR": 0.01})]
+)
+def test_the_trainings_own_evaluation_stays_in_its_folder(detector, other):
+    """So does another training's: opening the folder says that it is one."""
+    assert measure.evaluation(detector, TRAINED | other) == detector
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"identity": 3}'])
+def test_a_folder_that_does_not_say_how_it_was_trained_is_evaluated(detector, content):
+    (detector.out / "run.json").write_text(content)
+    assert measure.evaluation(detector, TRAINED) == detector
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"val": "other_val:dd", "val_images": "33"},
+        config(**{"TEST.DETECTIONS_PER_IMAGE": 300}),
+        config(**{"INPUT.MIN_SIZE_TEST": 640}),
+        config(**{"DATASETS.TEST": ["other"]}),
+    ],
+)
+def test_what_only_scoring_reads_makes_a_run_below_the_detectors(detector, other):
+    wanted = TRAINED | other
+    run = measure.evaluation(detector, wanted)
+    assert run.out.parent == detector.out / "evaluations"
+    assert run.out.name.startswith(wanted["val"].split(":")[0] + "-")
+    assert run.final == detector.final
+    # The same evaluation has the same folder, another one another
+    assert measure.evaluation(detector, wanted) == run
+    more = wanted | {"val": "third_val:ee"}
+    assert measure.evaluation(detector, more).out != run.out
+    # Changed images are seen when that folder is opened
+    changed = wanted | {"val_images": "55"}
+    assert measure.evaluation(detector, changed).out == run.out
+
+
+def test_the_trainings_own_statistics_are_not_scoring(detector):
+    other = TRAINED | config(**{"TEST.PRECISE_BN.NUM_ITER": 100})
+    assert measure.evaluation(detector, other) == detector
+
+
+def test_a_finished_run_tells_its_numbers(run, caplog):
+    caplog.set_level(logging.INFO, "backbench")
+    assert measure.report(run.out) == []
+    about = {"checkpoint": "aa", "name": "x", "method": "m", "arch": "resnet18"}
+    about |= {"epochs": 1, "task": "faster_rcnn", "dataset": "coco", "split": "val"}
+    about |= {"protocol": "tiny-v1", "seed": 0}
+    rows = [
+        store.Result(**about, metric="bbox_AP", value=41.256, ci95=(40.04, 42.46)),
+        store.Result(**about, metric="bbox_APs", value=None),
+    ]
+    run.out.mkdir(parents=True, exist_ok=True)
+    store.owe(run.out, 2)
+    store.append(run.out, rows[:1])
+    assert measure.report(run.out) == []
+    store.append(run.out, rows[1:])
+    assert [row.metric for row in measure.report(run.out)] == ["bbox_AP", "bbox_APs"]
+    assert re.search(r"bbox_AP +41.26  \[40.0, 42.5\]", caplog.text)
+    assert re.search(r"bbox_APs +undefined", caplog.text)
