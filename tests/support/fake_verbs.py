@@ -162,10 +162,10 @@ def follow(out: Path) -> None:
                 raise Preempted(f"stopped by {stop.requested}")
 
 
-def write_checkpoint(path: Path, word: str) -> None:
-    """Write a file with the header of a checkpoint and no tensors."""
+def write_checkpoint(path: Path, word: str, **more: object) -> None:
+    """Write a file with the header of a checkpoint, `more` facts in it, and no tensors."""
     digest = hashlib.sha256(word.encode()).hexdigest()
-    about = json.dumps({"digest": digest, "schema": 1, "arch": "resnet18"})
+    about = json.dumps({"digest": digest, "schema": 1, "arch": "resnet18", **more})
     metadata = {"format": "backbench-checkpoint", "about": about}
     head = json.dumps({"__metadata__": metadata}).encode()
     atomic.write_bytes(path, len(head).to_bytes(8, "little") + head)
