@@ -326,3 +326,14 @@ def test_a_trunk_of_any_kind_is_finetuned(tiny_root, tmp_path, arch):
     (row,) = [r for r in rows_of(tmp_path / "run") if r.metric == "top1"]
     assert row.value is not None and row.arch.startswith("timm:")
     assert row.chosen["trunk_lr_used"] == row.chosen["lr_used"]
+
+
+@pytest.mark.parametrize(("world", "synced"), [(1, False), (2, True)])
+def test_processes_share_the_statistics_of_a_batch(world, synced):
+    """Each has a part of it: with its own statistics the number would depend on their count."""
+    checkpoint = of_arch("resnet18")
+    p = load_protocol("semisup_demo", ["finetune"])
+    machine = Machine(torch.device("cpu"), 0, world, 0)
+    network = Network(checkpoint, 10, p, 0, machine)
+    kinds = {type(module) for module in network.module.modules()}
+    assert (torch.nn.BatchNorm2d not in kinds) == synced

@@ -1,6 +1,7 @@
 """Linear segmentation: each head is as if alone; dilation, windows, counts, the whole command."""
 
 import dataclasses
+import io
 import itertools
 import shutil
 from types import SimpleNamespace
@@ -381,3 +382,38 @@ def test_one_rate_trains_on_all_of_train(made, tmp_path):
     assert chosen["lr"] == 0.001
     assert chosen["on"] is None
     assert chosen["trained_on"] == "train+val"
+
+
+class TwoPictures:
+    """Two test images: 60 x 20 pixels, of class 0, and 20 x 20, whose upper half is of class 1."""
+
+    classes = ("wall", "sky", "tree")
+
+    def pair(self, index):
+        if index == 0:
+            return Image.new("RGB", (60, 20), (1, 2, 3)), np.zeros((20, 60), np.uint8)
+        labels = np.full((20, 20), IGNORED, np.uint8)
+        labels[:10] = 1
+        return Image.new("RGB", (20, 20), (200, 100, 50)), labels
+
+
+def test_the_picture_shows_images_labels_and_predictions_below_one_another():
+    task = SimpleNamespace(splits=SimpleNamespace(test=TwoPictures()))
+    right = np.zeros((20, 60), np.uint8)
+    shown = {0: right, 1: np.full((20, 20), 2, np.uint8)}
+    whole = Image.open(io.BytesIO(probe_seg._montage(task, shown))).convert("RGB")
+    side = probe_seg.SHOWN_SIDE
+    assert whole.size == (3 * 3 * side, 2 * side)
+
+    def at(column, row, width, height=0.5):
+        """The pixel in the middle of a column of a strip."""
+        x = int((column + 0.5) * width * side)
+        return whole.getpixel((x, int((row + height) * side)))
+
+    assert at(0, 0, 3) == (1, 2, 3)
+    assert at(1, 0, 3) == at(2, 0, 3)  # as labelled
+    assert at(0, 1, 1) == (200, 100, 50)
+    wall, sky, tree = at(1, 0, 3), at(1, 1, 1, 0.25), at(2, 1, 1)
+    assert len({wall, sky, tree, (0, 0, 0)}) == 4
+    assert at(1, 1, 1, 0.75) == (0, 0, 0)  # what is ignored
+    assert at(5, 1, 1) == (0, 0, 0)  # beside a narrow image
