@@ -243,3 +243,26 @@ def test_a_job_of_this_machine_is_told_to_end(lab, caplog, where, ends, said):
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_dry_run_shows_what_a_watch_would_wait_for(trial, capsys):
+    folder = trial.lab.root / "by_hand"
+    folder.mkdir()
+    about = '{"verb": "pretrain", "identity": {}, "created": "then"}'
+    (folder / "run.json").write_text(about)
+    given = [trial.lab.checkpoints("a"), str(folder)]
+    trial.grid = trial.lab.grid(checkpoints=given, evaluate=trial.lab.linear("d1"))
+    assert trial.run("--dry-run") == 0
+    said = capsys.readouterr().out
+    assert f"waiting for a checkpoint: {folder}" in said
+    assert "2 jobs, 0 skipped as done, 0 others" in said
+    assert not trial.slurm.called("sbatch")
+    assert not (trial.lab.root / "runs").exists()
+
+
+def test_a_dry_run_of_names_that_match_nothing_says_so(trial, capsys):
+    given = [str(trial.lab.root / "nowhere" / "*.safetensors")]
+    trial.grid = trial.lab.grid(checkpoints=given, evaluate=trial.lab.linear("d1"))
+    trial.run("--dry-run")
+    said = capsys.readouterr()
+    assert "nowhere" in said.out + said.err

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import zipfile
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,8 @@ from support.records import a_result
 from backbench.cli import program, reproduce
 from backbench.datasets import availability
 from backbench.errors import BadInput
-from backbench.published import reproduction_lists
+from backbench.published import reproduction_lists, timm_scores
+from backbench.published.public_files import FoundFile
 from backbench.records import store
 from backbench.requests.published import ReproduceRequest
 from backbench.weights import header, importing
@@ -243,3 +245,78 @@ def test_the_lists_are_printed(trial, capsys):
     line = f"short +{len(short['checkpoints'])} checkpoints, .*: about "
     assert re.search(rf"^{line}", said, re.MULTILINE)
     assert "timm-v2" in said
+
+
+# timm's printed counts
+
+
+@pytest.fixture
+def printed():
+    """Models of which timm prints a count on ImageNetV2: one at one size, and one at two."""
+    dataset = timm_scores.LISTS["timm-v2"]
+    scores = timm_scores.scores()
+    sizes = Counter(model for model, _, of in scores if of == dataset)
+    one = min(model for model, count in sizes.items() if count == 1)
+    two = min(model for model, count in sizes.items() if count == 2)
+    return one, two
+
+
+def test_timms_models_are_measured_at_the_sizes_that_are_printed(printed):
+    one, two = printed
+    listed = reproduction_lists.timm_list("timm-v2", [two, one, one])
+    assert list(listed.checkpoints) == sorted([one, two])
+    own, train_size = listed.parts
+    assert (own.evaluate[0]["protocol"], own.only) == (
+        "ood_own",
+        tuple(sorted([one, two])),
+    )
+    assert train_size.evaluate[0]["protocol"] == "ood_own_train_size"
+    assert train_size.only == (two,)
+    # 10,000 images at 1,200 a second, for each of three measurements
+    assert listed.gpu_hours([one, two]) == pytest.approx(3 * 10_000 / 1200 / 3600)
+    assert "1,200 images a second" in listed.estimate
+    about = listed.files[one]
+    assert (about.timm, about.file) == (one, "model.safetensors")
+    assert about.page == f"https://huggingface.co/timm/{one}"
+    alone = reproduction_lists.timm_list("timm-v2", [one])
+    assert len(alone.parts) == 1
+
+
+def test_without_models_those_of_the_cache_are_taken(printed, monkeypatch):
+    _, two = printed
+    monkeypatch.setattr(reproduction_lists, "_is_cached", lambda model: model == two)
+    assert list(reproduction_lists.timm_list("timm-v2", []).checkpoints) == [two]
+    monkeypatch.setattr(reproduction_lists, "_is_cached", lambda model: False)
+    with pytest.raises(BadInput, match="the Hub's cache on this machine holds none of"):
+        reproduction_lists.timm_list("timm-v2", [])
+    with pytest.raises(BadInput, match="--models resnet18"):
+        reproduction_lists.timm_list("timm-v2", ["resnet18.a9_in1k"])
+
+
+def test_a_model_of_the_cache_that_cannot_be_imported_is_left_out(
+    trial, printed, monkeypatch, caplog
+):
+    """It was not asked for by its name; the others are measured."""
+    one, two = printed
+    listed = reproduction_lists.timm_list("timm-v2", [one, two])
+    found = {}
+    for name in (one, two):
+        path = trial.root / name
+        path.write_bytes(b"weights")
+        about = listed.files[name]
+        sha256 = hashlib.sha256(b"weights").hexdigest()
+        found[name] = FoundFile(path, about, 7, sha256, "")
+
+    def read(source, **about):
+        if about["name"] == two:
+            raise BadInput("no classifier")
+        assert source == f"timm:{one}"
+        return SimpleNamespace(save=lambda out: None, arch="x", digest="d" * 64)
+
+    monkeypatch.setattr(importing, "read", read)
+    request = ReproduceRequest(list="timm-v2", out=trial.runs)
+    assert list(reproduce._import_files(request, found)) == [one]
+    assert f"{two}: left out: no classifier" in caplog.text
+    named = ReproduceRequest(list="timm-v2", out=trial.runs, models=(one, two))
+    with pytest.raises(BadInput, match="no classifier"):
+        reproduce._import_files(named, found)
