@@ -91,6 +91,8 @@ def test_each_loader_is_a_row_and_the_usual_one_is_that_of_knn(
     assert "5 loaders spread over" in said
     rows = rows_of(out)
     assert [r.metric for r in rows] == [f"top1_{loader}" for loader in LOADERS]
+    told = {(r.provenance["k"], r.provenance["bank"]) for r in rows}
+    assert told == {(5, "train+val")}
     verdicts = verification.of_run(rows, out)
     assert {v.level for v in verdicts} == {verification.FROM_LIST}
     assert main(command(root, trunk, tmp_path / "knn", "knn", k=[5])) == 0

@@ -263,6 +263,11 @@ def test_forgeries_are_named(tmp_path, trunk, recipe):
         bootstrap_map=arrays["bootstrap_map"] / 2
     )
     assert "no numbers of images" in why(score=arrays["score"] * np.nan)
+    # Without its list of images the scores alone are held against it
+    assert why() == ""
+    (out / "manifests" / "mine-test.tsv").unlink()
+    levels = {verdict.level for verdict in verification.of_run(rows, out)}
+    assert levels == {verification.FROM_KEPT}
 
 
 def test_an_ignored_image_is_in_no_fit_and_in_no_score(
