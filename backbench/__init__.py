@@ -25,16 +25,12 @@ _NAMES = {
     "Results": ("backbench.evaluation.api", "Results"),
     "Checkpoint": ("backbench.weights.checkpoint", "Checkpoint"),
     "Result": ("backbench.records.store", "Result"),
-    "load": (
-        "backbench.weights.importing",
-        "read",
-    ),  # a Checkpoint file or any published format
-    "ModuleTrunk": (
-        "backbench.weights.trunk",
-        "ModuleTrunk",
-    ),  # any torch module, to be evaluated
+    # Reads a Checkpoint file or any published format
+    "load": ("backbench.weights.importing", "read"),
+    # Wraps any torch module, to be evaluated
+    "ModuleTrunk": ("backbench.weights.trunk", "ModuleTrunk"),
     "Pixels": ("backbench.images.preprocess", "Pixels"),
-    # run folders -> the board that the leaderboard is written from
+    # Run folders -> the board that the leaderboard is written from
     "collect": ("backbench.board.board", "collect"),
 }
 __all__ = ["Checkpoint", "ModuleTrunk", "Pixels", "Result", "Results", "collect"]

@@ -87,9 +87,8 @@ def batch_order(
 class LoadedBatch:
     """One micro-batch of N images as a loader worker leaves it, on the CPU."""
 
-    views: tuple[
-        Tensor, ...
-    ]  # V of (N, size, size, 3) uint8, as `ViewsConfig.per_view`
+    # V of (N, size, size, 3) uint8, in the order of `ViewsConfig.per_view`
+    views: tuple[Tensor, ...]
     # V, where the device does what comes after the geometry; else none
     colour: tuple[DeviceColour, ...]
     index: Tensor  # (N,) positions in the dataset

@@ -60,9 +60,7 @@ __all__ = [
 class Batch:
     """One rank's share of a global batch, or of a micro-batch of it."""
 
-    views: Sequence[
-        Tensor
-    ]  # V of (N, 3, h, w), in the order of the recipe's crop groups
+    views: Sequence[Tensor]  # V of (N, 3, h, w), in the order of the crop groups
     labels: Tensor | None  # (N,)
     index: Tensor  # (N,) positions in the dataset
     step: int  # of the optimiser, from 0

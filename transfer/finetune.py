@@ -364,9 +364,8 @@ class Finetuning:
                 " use a number that divides it"
             )
         total = self.part.length.steps(len(images), batch)
-        key = json.dumps(
-            [what, lr, len(images)]
-        )  # a state of another training is not continued
+        # A state with another key is of another training, and is not continued.
+        key = json.dumps([what, lr, len(images)])
         first = self._resume(network, key)
         progress = None
         if machine.main:

@@ -409,9 +409,8 @@ def measure(works: Sequence[Work], machine: Machine, stop: StopFlag) -> list[Res
     for work, new in zip(works, made):
         for checkpoint in work.group.checkpoints:
             rows += work.done.get(checkpoint.digest, [])
-            rows += [
-                row for row in new if row.checkpoint == checkpoint.digest
-            ]  # rank 0 has them
+            # Only rank 0 has rows in `new`.
+            rows += [row for row in new if row.checkpoint == checkpoint.digest]
     return rows
 
 

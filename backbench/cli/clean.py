@@ -30,9 +30,8 @@ class Held:
     verb: str = ""
     finished: bool = True
     size: int = 0
-    removable: list[tuple[Path, int, str]] = field(
-        default_factory=list
-    )  # file, bytes, reason
+    # (file, bytes, reason)
+    removable: list[tuple[Path, int, str]] = field(default_factory=list)
 
     def add(self, file: Path) -> None:
         """Count a file, and note it where it can go."""

@@ -138,9 +138,8 @@ def _check(request: DataCheckRequest, problems: list[str]) -> int:
         print(f"{name}: {note}")
     if name not in catalog.known():
         problems += _ignored(root / name)
-    shared: dict[
-        str, str
-    ] = {}  # test image that is a copy -> the image of train or val
+    # Test image that is a copy -> the image of train or val
+    shared: dict[str, str] = {}
     problems += _content_problems(name, found, shared)
     problems += _map_problems(found)
     for line in problems:

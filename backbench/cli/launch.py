@@ -67,13 +67,11 @@ def run_grid(request: LaunchRunRequest, check: Callable[[Request], None]) -> Out
     )
     if request.dry_run:
         snapshot = Snapshot(grid_run.ledger)
-        plan = grid_run.plan(
-            snapshot, watching=True
-        )  # also shows what --watch would wait for
+        # This plan also shows what --watch would wait for.
+        plan = grid_run.plan(snapshot, watching=True)
         if not (plan.new or plan.known or plan.waiting):
-            grid_run.plan(
-                snapshot, watching=False
-            )  # says which of its names match nothing
+            # This one refuses the grid, and says which of its names match nothing.
+            grid_run.plan(snapshot, watching=False)
         sys.stdout.write(plan_text(plan, cluster))
         grid_run.refuse_missing()
         return Outcome()

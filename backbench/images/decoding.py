@@ -35,9 +35,8 @@ SIDEWAYS = (5, 6, 7, 8)  # orientations that swap an image's sides
 # Headers of a JPEG's frame, which have its channels: SOF0 to SOF15 without DHT, JPG and DAC
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PNG_START = b"\x89PNG\r\n\x1a\n"
-PNG_DEPTH_COLOUR = slice(
-    24, 26
-)  # where its header has bits a sample, and the kind of colour
+# Where a PNG's header has the bits of a sample and the kind of colour
+PNG_DEPTH_COLOUR = slice(24, 26)
 PNG_GRAY_RGB = (b"\x08\x00", b"\x08\x02")
 # Pillow's modes whose range a file does not tell. Of all others but I;16 values lie in 0..255
 UNKNOWN_RANGE = {"I": "signed or 32-bit integers", "F": "floats"}

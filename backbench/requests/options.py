@@ -144,9 +144,8 @@ def _spelling(field: dataclasses.Field[Any], hint: Any) -> Spelling:
 class Request:
     """A request is what one command asks for. Its docstring's first line says what the verb does."""
 
-    verb: ClassVar[
-        str
-    ]  # "linear"; with a blank where it is one of several: "launch run"
+    # "linear"; with a blank where it is one of several: "launch run"
+    verb: ClassVar[str]
 
     def __post_init__(self) -> None:
         """Raise BadInput for a number outside its bounds, whoever makes the request."""

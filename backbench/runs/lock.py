@@ -185,9 +185,8 @@ def _beats(file: Path) -> bool:
             with file.open("rb") as opened:
                 times.add(os.fstat(opened.fileno()).st_mtime_ns)
         except FileNotFoundError:
-            times.add(
-                None
-            )  # no file is a time of its own: that it came or went is a change
+            # No file counts as a time of its own: that it came or went is a change.
+            times.add(None)
         time.sleep(min(1.0, QUIET_SECONDS / 4))
     return len(times) > 1
 

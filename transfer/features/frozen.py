@@ -310,9 +310,8 @@ def _module(tensors: Mapping[str, Tensor], width: int) -> nn.Module | None:
     else:
         return None
     try:
-        module.load_state_dict(
-            dict(tensors)
-        )  # only the counter of batches may be missing
+        # Strict, but torch lets BatchNorm's counter of batches be missing.
+        module.load_state_dict(dict(tensors))
     except RuntimeError:
         return None
     return module

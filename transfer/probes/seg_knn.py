@@ -215,9 +215,8 @@ class Neighbours:
             kept.append(most >= ignored)
         self.features = features
         self.kept = torch.cat(kept)  # (N T,)
-        self.labels = labels[self.kept].to(
-            device
-        )  # (M, P), of the M patches that are kept
+        # Of the M patches that are kept
+        self.labels = labels[self.kept].to(device)  # (M, P)
         self.common = torch.cat(common)[self.kept].to(device)  # (M,)
         if max(self.task.protocol.k) > len(self.labels):
             raise BadInput(
