@@ -197,16 +197,18 @@ def request_for(
     changes.append(f"batch_size={batch}")
     queue = plain["method"].get("queue")
     if isinstance(queue, int):
-        # A queue of more entries than there are pictures holds each of them several times
-        changes.append(
-            f"method.queue={min(queue, max(len(found) // 2 // batch, 1) * batch)}"
-        )
-    if isinstance(plain["method"].get("groups"), int):
-        changes.append(
-            f"method.groups={min(plain['method']['groups'], batch // 8 or 1)}"
-        )
+        # A queue of more entries than there are pictures would hold each of them several times.
+        # It holds half of them at most, in whole batches.
+        batches = max(len(found) // 2 // batch, 1)
+        changes.append(f"method.queue={min(queue, batches * batch)}")
+    groups = plain["method"].get("groups")
+    if isinstance(groups, int):
+        # Eight images for each group at least, as far as the batch has so many
+        most = max(batch // 8, 1)
+        changes.append(f"method.groups={min(groups, most)}")
     if width != 1.0:
-        changes.append(f"arch={json.dumps(plain['arch'] + f',width={width:g}')}")
+        arch = f"{plain['arch']},width={width:g}"
+        changes.append(f"arch={json.dumps(arch)}")
     if epochs:
         changes.append(f"epochs={epochs}")
         changes.append("stop_after_epochs=null")

@@ -448,7 +448,8 @@ def _single(
     won = sum(len(each) for each in (*best.values(), *once.values()))
     if best and won < len(columns):
         left = len(columns) - won
-        clauses.append(f"nobody in the other {'one' if left == 1 else left}")
+        others = "one" if left == 1 else str(left)
+        clauses.append(f"nobody in the other {others}")
     return "; ".join(clauses)
 
 

@@ -102,17 +102,18 @@ def run(request: CleanRequest) -> None:
     for each in all_held:
         free = sum(size for _, size, _ in each.removable)
         state = "finished" if each.finished else "unfinished"
-        sizes = f"{_size(each.size):>9}  {_size(free) if free else '':>9}"
+        can_go = _size(free) if free else ""
+        sizes = f"{_size(each.size):>9}  {can_go:>9}"
         print(f"{each.run!s:<{width}}  {each.verb or '-':<11} {state:<10} {sizes}")
     free = sum(size for _, size, _ in removable)
     total = _size(sum(each.size for each in all_held))
     print(f"{len(all_held)} folders hold {total}; {_size(free)} can go")
     for file, size, reason in removable:
+        done = "can go "
         if request.yes:
             file.unlink(missing_ok=True)
-        print(
-            f"{'removed' if request.yes else 'can go '} {file}  {_size(size)}, {reason}"
-        )
+            done = "removed"
+        print(f"{done} {file}  {_size(size)}, {reason}")
     if free and not request.yes:
         print("nothing was removed; --yes removes what can go")
 

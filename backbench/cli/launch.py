@@ -136,12 +136,14 @@ class GridRun:
         plan = self.plan(catch_up(self.ledger, self.cluster), watching=watching)
         self.refuse_missing()
         if plan.new or not watching:  # a watcher that finds nothing says nothing
-            local = self.cluster.kind == "local"
-            _say(
-                plan,
-                f"to run, {f'{self.cluster.jobs} at a time' if local else 'one by one'}",
-            )
-        return plan.new, bool(plan.waiting) or not (plan.new or plan.known)
+            at_once = "one by one"
+            if self.cluster.kind == "local":
+                at_once = f"{self.cluster.jobs} at a time"
+            _say(plan, f"to run, {at_once}")
+        # A grid without any job is one whose globs match no checkpoint yet.
+        without_jobs = not plan.new and not plan.known
+        more_to_come = bool(plan.waiting) or without_jobs
+        return plan.new, more_to_come
 
     def on_slurm(self) -> int:
         """Submit what is missing, once or, with --watch, at each look; return the exit status."""
@@ -229,7 +231,9 @@ class GridRun:
 
 def _say(plan: Plan, what: str) -> None:
     counts: Counter[str] = Counter(state.name for state in plan.known.values())
-    new = f"{len(plan.new)} jobs {what if plan.new else 'missing'}"
+    if not plan.new:
+        what = "missing"
+    new = f"{len(plan.new)} jobs {what}"
     log.info(", ".join([new, *counted(counts)]))
     if counts["failed"]:
         log.info("`backbench launch retry` starts the failed ones again")

@@ -210,7 +210,7 @@ def _print(board: Board, sets: list[Overall]) -> None:
         head += f"{'[rank]':>12}"
     for n, column in enumerate(columns, 1):
         print(f"[{n}] {column.name}")
-        head += f"{f'[{n}]':>8}"
+        head += f"[{n}]".rjust(8)
     print(head)
     for row in rows[:ROWS]:
         line = f"{labels[row.checkpoint]:<{width}}"

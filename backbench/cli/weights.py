@@ -93,15 +93,15 @@ def _allowed(allows: Allows) -> list[str]:
         out.append(
             f"takes     images of {allows['size']} x {allows['size']} pixels{by}"
         )
+    elif allows["divisor"] > 1:
+        out.append(f"takes     images of any size, in multiples of {allows['divisor']}")
     else:
-        steps = (
-            f", in multiples of {allows['divisor']}" if allows["divisor"] > 1 else ""
-        )
-        out.append(f"takes     images of any size{steps}")
-    strides = ", ".join(map(str, allows["strides"]))
-    out.append(
-        f"detection {f'on maps at strides {strides}' if strides else 'none: it has no maps'}"
-    )
+        out.append("takes     images of any size")
+    if allows["strides"]:
+        strides = ", ".join(map(str, allows["strides"]))
+        out.append(f"detection on maps at strides {strides}")
+    else:
+        out.append("detection none: it has no maps")
     return out
 
 
@@ -178,6 +178,7 @@ def run_import(request: ImportRequest) -> None:
         print(f"{request.file}: {line}")
     checkpoint.save(request.out)
     about = checkpoint.provenance
+    epochs = "unknown" if checkpoint.epochs is None else checkpoint.epochs
     how = checkpoint.reading
     if checkpoint.family.tensors_say_all:
         how = f"{checkpoint.stem} stem"
@@ -185,7 +186,7 @@ def run_import(request: ImportRequest) -> None:
         f"{request.out}: '{checkpoint.name}', method {checkpoint.method}, {checkpoint.arch}, {how}, "
         f"{len(checkpoint.state_dict)} tensors; format {about.get('format', 'backbench')}, encoder "
         f"{about.get('encoder', 'trunk')} from '{about.get('prefix', '')}'; "
-        f"epochs {'unknown' if checkpoint.epochs is None else checkpoint.epochs}; "
+        f"epochs {epochs}; "
         f"digest {checkpoint.digest[:12]}"
     )
 

@@ -246,10 +246,11 @@ def places205(base: Path, seed: int) -> Splits:
     classes = [names[label] for label in range(len(names))]
     # 2. No image is of another class than its folder
     for split, (paths, labels) in (("train", of_train), ("val", of_test)):
+        table = lists / f"{split}_places205.csv"
         for path, label in zip(paths, labels):
             if names.get(label) != path.rpartition("/")[0]:
                 raise BadInput(
-                    f"{lists / f'{split}_places205.csv'}: {printable.shown(path, 200)} is of class"
+                    f"{table}: {printable.shown(path, 200)} is of class"
                     f" {label}, {names.get(label, 'which train has not')}; get"
                     " trainvalsplit_places205.tar.gz again"
                 )

@@ -35,10 +35,10 @@ def slurm(*command: str, timeout_s: float = 30.0) -> str:
             f"{command[0]}: no answer in {timeout_s:.0f} s; is slurmctld up?"
         ) from None
     except subprocess.CalledProcessError as error:
-        words = " ".join((error.stderr or error.stdout or "").split())
-        raise Failed(
-            f"{command[0]}: {words[:300] or f'exit {error.returncode}'}"
-        ) from error
+        words = " ".join((error.stderr or error.stdout or "").split())[:300]
+        if not words:
+            words = f"exit {error.returncode}"
+        raise Failed(f"{command[0]}: {words}") from error
     return ran.stdout
 
 

@@ -15,7 +15,8 @@ def refuse_missing(accelerator: str, devices: int = 1) -> None:
             "--accelerator cuda: torch finds no GPU; use --accelerator cpu, or see `backbench doctor`"
         )
     if found < devices:
+        gpus = "1 GPU" if found == 1 else f"{found} GPUs"
         raise BadInput(
-            f"--devices {devices}: torch finds {found} GPU{'s' if found > 1 else ''} here; use"
+            f"--devices {devices}: torch finds {gpus} here; use"
             f" --devices {found}, or see `backbench doctor`"
         )

@@ -164,7 +164,8 @@ def counted(claims: Sequence[Claim]) -> str:
     words = []
     for word in ORDER:
         if count[word]:
-            words.append(f"{count[word]} {'hold' if word == HOLDS else word}")
+            plural = "hold" if word == HOLDS else word
+            words.append(f"{count[word]} {plural}")
     return f"{len(claims)} claims: {', '.join(words)}"
 
 

@@ -92,7 +92,8 @@ class Meter:
 
 def plural(count: float, unit: str) -> str:
     """Spell a count: 1 checkpoint, 30,000 steps."""
-    return f"{count:,.0f} {unit}{'' if count == 1 else 's'}"
+    ending = "" if count == 1 else "s"
+    return f"{count:,.0f} {unit}{ending}"
 
 
 def spelled(seconds: float) -> str:

@@ -277,7 +277,8 @@ def signature(trunk: TimmInFile, tensors: Tensors) -> str:
         elif tensors[key].dim() == 4:
             patches.append(tensors[key].shape[-1])
     width = widths.most_common(1)[0][0] if widths else 0
-    out = f"{width}/{patches[0] if patches else 16}"
+    patch = patches[0] if patches else 16
+    out = f"{width}/{patch}"
     if trunk.has_registers:
         out += "+reg"
     if any(name.endswith(_GATES) for name in trunk.local):
