@@ -180,7 +180,8 @@ class RateSchedule:
             passed = sum(step >= round(share * total) for share in self.milestones)
             return self.gamma**passed
         if self.name == "epoch_decay":
-            return self.gamma ** int(step / steps_per_epoch)
+            epochs_done = int(step / steps_per_epoch)
+            return self.gamma**epochs_done
         return 1.0
 
 

@@ -160,8 +160,10 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
     # 2. LORAC Fig. 3c needs a norm and an accuracy: then there is one panel more than columns.
     norm = next((c for c in chosen if c.metric == "nuclear_norm"), None)
     first = next((c for c in chosen if c.task != "analyze"), None)
-    has_both = norm is not None and first is not None
-    figure, axes = charts.grid(len(chosen) + has_both, columns=3)
+    panels = len(chosen)
+    if norm is not None and first is not None:
+        panels += 1
+    figure, axes = charts.grid(panels, columns=3)
     for ax, (column, measured) in zip(axes, chosen.items()):
         _draw_panel(ax, measured, ticks, colors)
         what = joined(", ", column.task, column.dataset, column.engine)

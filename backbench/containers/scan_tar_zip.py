@@ -163,7 +163,9 @@ def _label(
     raw.seek(start)
     try:
         value = jsons.decode(raw.read(min(size, opening.MEGABYTE)))
-        label = value if kind == "cls" else value.get("label", value.get("cls", -1))
+        label = value
+        if kind != "cls":  # an object, whose label stands under either key
+            label = value.get("label", value.get("cls", -1))
         # type() and not isinstance(): True would be an int
         if type(label) is int and -1 <= label < MOST_CLASSES:
             return label
@@ -225,7 +227,7 @@ def _zipped(raw: IO[bytes], archive: zipfile.ZipFile) -> Table:
         # 2. The member's own header, which must say the same, and where its bytes begin
         raw.seek(info.header_offset)
         header = LOCAL_HEADER.unpack(raw.read(LOCAL_HEADER.size))
-        sign, _, _, method, *_, name_length, extra_length = header
+        sign, _version, _flags, method, *_, name_length, extra_length = header
         encoding = "utf-8" if info.flag_bits & UTF8_NAME else "cp437"
         own_name = raw.read(name_length)
         if (

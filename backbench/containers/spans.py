@@ -97,7 +97,7 @@ def read_span(path: str, mark: Mark, span: Sequence[int], name: str | Path) -> b
     if CODECS[codec] != "bare":
         try:
             data = _unpacked(data, CODECS[codec], block)
-        except Exception as error:  # of several libraries, each with errors of its own
+        except Exception as error:  # each of several libraries has errors of its own
             said = printable.shown(" ".join(str(error).split()), 100)
             raise BadInput(f"{name}: damaged in {path} ({said})") from None
     return data if len(data) == size else data[inner : inner + size]
@@ -168,7 +168,7 @@ class SpanList(ImageList):
             except OSError as error:
                 raise BadInput(f"{path}: not readable ({error.strerror})") from None
         for path, span in zip(self.paths, self.spans.tolist()):
-            file, start, _, _, inner, size, _ = span
+            file, start, _stored, _codec, inner, size, _block = span
             about = abouts[file]
             place: tuple[object, ...] = (about.st_dev, start, inner)
             if self.kind == "tar":
@@ -234,8 +234,9 @@ class NamedImages(ImageList):
         marks = {path: mark_of(path) for path in self.containers}
         for word in self.paths:
             if word.startswith(PREFIX):
-                path, _, (_, _, _, _, size, _) = _parsed(word)
+                path, _, span = _parsed(word)
+                *_, size, _block = span
                 _, inode, changed = marks[path]
-                yield Stamp(size, inode, changed)
             else:
-                yield Stamp(*mark_of(word))
+                size, inode, changed = mark_of(word)
+            yield Stamp(size, inode, changed)

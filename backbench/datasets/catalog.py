@@ -246,7 +246,10 @@ def _shipped() -> dict[str, Dataset]:
     file = importlib.resources.files("backbench.datasets").joinpath("catalog.toml")
     rows = {}
     for name, about in tomllib.loads(file.read_text()).items():
-        sizes = tuple(about.pop(split, None) for split in ("train", "val", "test"))
+        # The sizes are three keys of the file and one field of Dataset.
+        train = about.pop("train", None)
+        val = about.pop("val", None)
+        test = about.pop("test", None)
         for key in ("needs", "folders", "rules"):
             about[key] = tuple(about.get(key, ()))
         read = imagenet_sets.READERS.get(name) or getattr(readers, name)
@@ -258,7 +261,7 @@ def _shipped() -> dict[str, Dataset]:
             tables = HubTables(labels=labels, beside=beside, **tables)
         rows[name] = Dataset(
             name=name,
-            sizes=sizes,
+            sizes=(train, val, test),
             read=read,
             read_split=read_split,
             parquet=tables,

@@ -255,16 +255,14 @@ def check(dataset: str, splits: Splits) -> None:
                 f" ({images.root}); a reading tells classes apart: give it two or more"
             )
         limit = len(images.classes) - 1
-        if min(images.labels) >= 0 and max(images.labels) <= limit:
-            labelled: Iterable[tuple[str, int]] = ()
-        else:
-            labelled = zip(images.paths, images.labels)
-        for path, label in labelled:
-            if not 0 <= label <= limit:
-                raise BadInput(
-                    f"{dataset}: {name} image {path} has label {label};"
-                    f" the class list allows 0..{limit}"
-                )
+        # Only a wrong label makes it worth while to go over a million paths
+        if min(images.labels) < 0 or max(images.labels) > limit:
+            for path, label in zip(images.paths, images.labels):
+                if not 0 <= label <= limit:
+                    raise BadInput(
+                        f"{dataset}: {name} image {path} has label {label};"
+                        f" the class list allows 0..{limit}"
+                    )
         if images.classes != splits.train.classes:
             raise BadInput(
                 f"{dataset}: {name} and train have different class lists"

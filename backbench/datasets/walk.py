@@ -61,9 +61,10 @@ def look(dataset: str, splits: Splits) -> Looked:
     for name, images in splits.items():
         for index, (path, stamp) in enumerate(zip(images.paths, images.stamps())):
             key = (stamp.inode, stamp.changed, stamp.place)
-            if home.setdefault(key, name) != name:
+            first = home.setdefault(key, name)
+            if first != name:
                 raise BadInput(
-                    f"{dataset}: {path} is in {home[key]} and in {name}; remove it from one of them"
+                    f"{dataset}: {path} is in {first} and in {name}; remove it from one of them"
                 )
             sizes[name].append(stamp.size)
             inodes[name].append(stamp.inode)

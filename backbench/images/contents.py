@@ -59,12 +59,12 @@ def named(images: ImageList) -> Named:
 
 def sample(images: ImageList) -> str:
     """Return 16 hex digits of the contents of SAMPLE images, always the same ones."""
-    images = images.files
+    files = images.files
     sha = hashlib.sha256()
-    for i in chosen(len(images), SAMPLE):
+    for i in chosen(len(files), SAMPLE):
         # An image that cannot be read is named by whoever needs it
         with contextlib.suppress(BadInput):
-            sha.update(hashlib.sha256(images.read(i)).digest())
+            sha.update(hashlib.sha256(files.read(i)).digest())
     return sha.hexdigest()[:16]
 
 
@@ -75,27 +75,29 @@ def whole(images: ImageList) -> str:
     can set) and places in containers."""
     if isinstance(images, ArrayList):
         return hashlib.sha256(images.pixels.tobytes()).hexdigest()[:16]
-    images = images.files
+    files = images.files
     # 1. The same files as before?
     about = hashlib.sha256()
-    for path, stamp in zip(images.paths, images.stamps()):
-        # The device comes first in a place, and is left out: it has other numbers on other machines
-        place = stamp.place[1:] if isinstance(stamp.place, tuple) else ""
+    for path, stamp in zip(files.paths, files.stamps()):
+        place: object = ""
+        if isinstance(stamp.place, tuple):
+            # Without the device, which comes first: its number differs between machines
+            place = stamp.place[1:]
         line = f"{path}\n{stamp.size} {stamp.inode} {stamp.changed}{place}\n"
         about.update(line.encode(errors="surrogateescape"))
     known = cache_folder() / "contents" / about.hexdigest()[:32]
     with contextlib.suppress(OSError):
-        digest = known.read_text()
-        if re.fullmatch("[0-9a-f]{16}", digest):
-            return digest
+        kept = known.read_text()
+        if re.fullmatch("[0-9a-f]{16}", kept):
+            return kept
     # 2. Each file's own digest, in the order of the list
     sha = hashlib.sha256()
 
     def digest_of(index: int) -> bytes:
-        return hashlib.sha256(images.read(index)).digest()
+        return hashlib.sha256(files.read(index)).digest()
 
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-        for one in pool.map(digest_of, range(len(images))):
+        for one in pool.map(digest_of, range(len(files))):
             sha.update(one)
     digest = sha.hexdigest()[:16]
     with contextlib.suppress(OSError):  # what cannot be kept is read again

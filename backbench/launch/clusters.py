@@ -20,8 +20,8 @@ from backbench.untrusted import printable
 
 Kind = Literal["slurm", "local", "debug"]
 Positive = Annotated[float, Interval(gt=0, le=LARGEST)]
-# Rows of `resources`
-ROWS = ("default", "pretrain", "import", "export", *VERBS)
+GRID_VERBS = ("pretrain", "import", "export", *VERBS)
+ROWS = ("default", *GRID_VERBS)  # of `resources`
 # Keys of a cluster that decide how many jobs run and how large they are, never what is run
 HARMLESS = ("jobs", "max_array", "signal_s", "gpus", "resources")
 # Options of sbatch that come from `resources`

@@ -37,7 +37,7 @@ from typing_extensions import TypedDict  # pydantic reads no other before Python
 
 from backbench.errors import BadInput, Failed
 from backbench.launch import locks
-from backbench.launch.clusters import ROWS, Cluster, Kind
+from backbench.launch.clusters import GRID_VERBS, Cluster, Kind
 from backbench.launch.job import LARGEST, Amount, Job
 from backbench.runs import atomic
 from backbench.runs.terminal import log
@@ -358,7 +358,7 @@ def _warn(path: str, why: str) -> None:
 
 
 @functools.cache
-def _typed(cls: Any) -> Callable[[object], Any]:
+def _parser_of(cls: Any) -> Callable[[object], Any]:
     """Return pydantic's parser of a type. pydantic is imported only where there is a record."""
     from pydantic import TypeAdapter
 
@@ -366,9 +366,12 @@ def _typed(cls: Any) -> Callable[[object], Any]:
 
 
 def _parse_submission(data: object, path: Path) -> Submission:
-    if control := printable.control_below(data):
-        raise ValueError(f"'{control[0]}' holds the control character {control[1]}")
-    submission: Submission = _typed(Submission)(data)
+    control = printable.control_below(data)
+    if control:
+        key, character = control
+        raise ValueError(f"'{key}' holds the control character {character}")
+    parse = _parser_of(Submission)
+    submission: Submission = parse(data)
     if submission.uid != path.stem or not re.fullmatch(r"[\w-]{1,80}", submission.uid):
         raise ValueError("its uid is not its file's name")
     if not re.fullmatch(r"[\w.+-]*", submission.grid):
@@ -378,7 +381,7 @@ def _parse_submission(data: object, path: Path) -> Submission:
     if len(submission.ids) not in (0, len(submission.jobs)):
         raise ValueError("'ids' are not one for each job")
     for job in submission.jobs:
-        if not job.argv or job.verb not in ROWS[1:]:
+        if not job.argv or job.verb not in GRID_VERBS:
             raise ValueError(f"'{job.argv[:1]}' is no verb of a grid")
         _check_below_runs(job.name)
         if job.makes is not None:
@@ -387,7 +390,8 @@ def _parse_submission(data: object, path: Path) -> Submission:
 
 
 def _parse_status(data: object, path: Path) -> Status:
-    status: Status = _typed(Status)(data)
+    parse = _parser_of(Status)
+    status: Status = parse(data)
     if status.get("reason"):
         status["reason"] = printable.shown(str(status["reason"]), 1000)
     return status

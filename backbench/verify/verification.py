@@ -162,7 +162,8 @@ def _refuse_impossible(r: Result) -> None:
     draws = r.provenance.get("draws")
     if isinstance(draws, list):
         count_of_draws = len(draws)
-        planned = (r.facts.get("recipe") or {}).get("draws", len(draws))
+        recipe = r.facts.get("recipe") or {}
+        planned = recipe.get("draws", len(draws))
         if len(draws) != planned:
             raise _Unfit(f"it has {len(draws)} draws, its recipe {planned}")
         if not draws or abs(sum(draws) / len(draws) - value) > _ALIKE:
@@ -571,7 +572,8 @@ def _refuse_other_count(r: Result, arrays: Arrays, right: np.ndarray) -> None:
             raise _Unfit("an image is right by its best class and not by its five best")
         return
     # Draws of labels: as many as planned, and with the values that the row and the file state.
-    planned = (r.facts.get("recipe") or {}).get("draws", len(right))
+    recipe = r.facts.get("recipe") or {}
+    planned = recipe.get("draws", len(right))
     if len(right) != planned:
         raise _Unfit(
             f"its predictions are of {len(right)} draws, its recipe has {planned}"

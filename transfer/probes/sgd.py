@@ -554,8 +554,10 @@ class ProbeTraining:
         """At the end of an epoch, keep the heads that got better; return whether all have given up.
         Within an epoch, return False."""
         patience = self.task.protocol.patience
+        # An epoch may have no whole number of steps; it ends within this step or does not.
+        epochs_before = int(step / self.per_epoch)
         epoch = int((step + 1) / self.per_epoch)
-        ended = epoch > int(step / self.per_epoch)
+        ended = epoch > epochs_before
         if self.watched is None or patience is None or not ended:
             return False
         device = self.machine.device

@@ -78,11 +78,12 @@ def pictures_of(base: Path) -> Path | None:
     """Return the folder of the images that a folder of boxes trains on; None for no boxes."""
     try:
         boxes = find(base)
-    except BadInput:  # whatever is wrong with its boxes, they are boxes
+    except BadInput:  # boxes with something wrong are boxes all the same
         return base / "images"
     if boxes is None:
         return None
-    return boxes.parts.get("train", next(iter(boxes.parts.values()))).pictures
+    part = "train" if "train" in boxes.parts else UNDIVIDED
+    return boxes.parts[part].pictures
 
 
 def above(folder: Path) -> Path | None:

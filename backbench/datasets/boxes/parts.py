@@ -88,7 +88,8 @@ class BoxFolder:
             return bool(outlines) and all(outlines)
         if self.layout == "VOC" or self.keypoints is not None:
             return False
-        for pair in next(iter(self.parts.values())).pairs:
+        first_part = next(iter(self.parts.values()))
+        for pair in first_part.pairs:
             text = ""
             if pair.labels is not None:
                 text = read_text(pair.labels, most=LARGEST_LABELS)

@@ -149,7 +149,9 @@ class TimmInFile(TrunkInFile):
         if self.form is None or self.metadata.reading:
             return self.metadata.reading
         # The last norm is as wide as a transformer, or as the last stage of a ConvNeXt.
-        norm = self.blank.get("norm.weight", self.blank.get("head.norm.weight"))
+        norm = self.blank.get("norm.weight")
+        if norm is None:
+            norm = self.blank.get("head.norm.weight")
         width = norm.shape[0] if norm is not None else 0
         return self.form.readings.get(width, self.form.reading)
 

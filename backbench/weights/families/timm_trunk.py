@@ -255,6 +255,7 @@ class TimmTrunk(WrappedTrunk):
         self.strides = (patch,)
         self.widths = (width,)
         self.divisor = patch
+        # Position embeddings fix the size, unless `pos` names a rule to resize them by.
         if model.pos_embed is not None and "pos" not in name.options:
             self.size = model.patch_embed.img_size[0]
         # 1. The model's own pooling, which is attention pooling where it has any
@@ -280,7 +281,11 @@ class TimmTrunk(WrappedTrunk):
             raise BadInput(
                 f"{self.arch}: {len(model.blocks)} layers, '{self.reading}' reads more"
             )
-        self.feature_dim = width * (self.read.layers + self.read.mean)
+        # One width for each class token, and one for the mean of the patches
+        parts = self.read.layers
+        if self.read.mean:
+            parts += 1
+        self.feature_dim = width * parts
 
     def _describe_pyramid(self, name: TimmName) -> None:
         """Set the trunk's facts for any other model of timm's."""
