@@ -162,6 +162,8 @@ def _objects_by_label(split: Split) -> list[dict[int, VocObjects]]:
             difficult = []
             for a in record["annotations"]:
                 if a["category_id"] == label:
+                    # From COCO's x, y, w, h, which count from 0, to VOC's corners, which count from 1
+                    # and are inclusive: x + 1 and (x + 1) + w - 1
                     x, y, w, h = a["bbox"]
                     corners.append([x + 1, y + 1, x + w, y + h])
                     difficult.append(a["difficult"])

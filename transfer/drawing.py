@@ -43,29 +43,32 @@ def confusion_picture(
     side = max(1, min(48, 800 // count))  # pixels of a cell
     cells = Image.fromarray(colors[..., ::-1])  # cv2 has blue first
     cells = cells.resize((side * count, side * count), Image.Resampling.NEAREST)
-    # 2. The page, with room for names at the left and below
-    left = 130 if count <= NAMED else 20
+    # 2. The page, with a margin for names at the left and below
+    margin = 130 if count <= NAMED else 20
     top = 30
-    width = max(left + cells.width, 420) + 10
-    picture = Image.new("RGB", (width, top + cells.height + left), "white")
-    picture.paste(cells, (left, top))
+    width = max(margin + cells.width, 420) + 10  # the title needs 420 pixels
+    picture = Image.new("RGB", (width, top + cells.height + margin), "white")
+    picture.paste(cells, (margin, top))
     draw = ImageDraw.Draw(picture)
     font = ImageFont.load_default(11)
     draw.text(
-        (left, 8), f"{title}; rows: true class, columns: predicted class", "black", font
+        (margin, 8),
+        f"{title}; rows: true class, columns: predicted class",
+        "black",
+        font,
     )
     # 3. The names, drawn once; below the columns they stand turned by 90 degrees
     if count <= NAMED:
-        labels = Image.new("RGB", (left - 6, side * count), "white")
+        labels = Image.new("RGB", (margin - 6, side * count), "white")
         for row, name in enumerate(names):
             middle = (labels.width, int(side * (row + 0.5)))
             ImageDraw.Draw(labels).text(middle, name[:18], "black", font, anchor="rm")
         picture.paste(labels, (0, top))
-        picture.paste(labels.rotate(90, expand=True), (left, top + cells.height + 6))
+        picture.paste(labels.rotate(90, expand=True), (margin, top + cells.height + 6))
     # 4. The counts
     if count <= COUNTED:
         for true, predicted in zip(*matrix.nonzero()):
-            x = left + int(side * (predicted + 0.5))
+            x = margin + int(side * (predicted + 0.5))
             y = top + int(side * (true + 0.5))
             # Viridis is bright where shares are high.
             color = "black" if shares[true, predicted] > 0.6 else "white"

@@ -134,12 +134,16 @@ def _panels(every: Sequence[Column]) -> list[Column]:
         if column.task == "analyze":
             if column.metric in SHOWN:
                 features.append(column)
+        # A top-5 or an AP50 has no panel beside its main metric.
         elif not column.metric.startswith(MOVES_ALONG):
             accuracies.append(column)
-    most = PANELS - 1
     features.sort(key=lambda column: SHOWN.index(column.metric))
-    features = features[: max(2, most - len(accuracies))]
-    return [*accuracies[: most - len(features)], *features]
+    most = PANELS - 1
+    # The accuracies come first, but leave room for two statistics.
+    room = max(2, most - len(accuracies))
+    features = features[:room]
+    accuracies = accuracies[: most - len(features)]
+    return [*accuracies, *features]
 
 
 def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:

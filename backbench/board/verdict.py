@@ -85,10 +85,11 @@ class RankedGroup:
         """Name the rows that the leaders were never measured with."""
         leaders = self.leaders
         if len(leaders) > 1 and not self._any_met(leaders):
-            return ""  # said of all leaders already
+            # The sentence says already that they were never measured together.
+            return ""
         for index in leaders:
             apart = np.flatnonzero(~self.met[index])
-            # Of two leaders that share nothing, the first one says it
+            # Of two leaders that were never measured together, only the first names the other
             others = [n for n in apart if n not in leaders or n > index]
             if others:
                 without = some([self.names[n] for n in others])

@@ -43,7 +43,7 @@ def run(request: CalibrateRequest) -> Outcome:
 
 def of_run(file: Path) -> list[Result]:
     """The rows that the scores beside a results file give; those that are new are appended to it."""
-    # 1. The files of scores, each with the first number that was computed from it.
+    # 1. The files of scores, each with the first result that was computed from it.
     problems: list[str] = []
     of_scores: dict[str, Result] = {}
     for result, _ in read_verified([file], problems):
@@ -58,10 +58,10 @@ def of_run(file: Path) -> list[Result]:
         arrays = kept_scores.load(file.parent / name)
         if arrays is None:
             continue
-        other = kept_scores.owner(arrays, source)
-        if other:
+        differs = kept_scores.owner(arrays, source)  # "checkpoint", "head", ...
+        if differs:
             log.warning(
-                f"{file.parent / name}: scores of another {other}; measure them again"
+                f"{file.parent / name}: scores of another {differs}; measure them again"
             )
             continue
         provenance = {

@@ -244,6 +244,9 @@ def run_export(request: ExportRequest) -> None:
         )
         return
     exporting.write_state_dict(checkpoint, out)
-    reading = "" if checkpoint.family.tensors_say_all else "reading, "
+    # What a user of the tensors has to know besides them stands in the json.
+    beside = "reading, pixel statistics"
+    if checkpoint.family.tensors_say_all:
+        beside = "pixel statistics"
     count = f"{len(checkpoint.state_dict)} tensors for {load}"
-    print(f"{out}: {count}; {reading}pixel statistics in {out.name}.json")
+    print(f"{out}: {count}; {beside} in {out.name}.json")

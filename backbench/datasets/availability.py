@@ -51,6 +51,7 @@ def weight_files(request: Request) -> None:
         getattr(request, "file", None),
         getattr(request, "checkpoint", None),
     ]
+    # Words of `evaluate` are checkpoints or tasks; its own reading of them refuses a missing file.
     words = [word for word in getattr(request, "words", ()) if hub_files.is_name(word)]
     for file in [*files, *words]:
         if hub_files.is_name(file):

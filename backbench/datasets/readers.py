@@ -32,7 +32,7 @@ def _torchvision(kind: Any, base: Path, *args: object, **options: object) -> Any
     """Return kind(base, ...). Its exceptions become one line: what is wrong with the folder."""
     try:
         return kind(base, *args, **options)
-    except Exception as error:  # of half a dozen formats, each with errors of its own
+    except Exception as error:  # each of half a dozen formats has errors of its own
         what = " ".join(str(error).split())
         what = what.replace("You can use download=True to download it", "").strip()
         raise BadInput(

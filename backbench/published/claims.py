@@ -138,14 +138,15 @@ def _verdict_on(number: Published, judged: Sequence[Judged]) -> Judged | None:
         same = one.key == number.key and one.column == column
         if same and one.verdict in (WITHIN, OUTSIDE):
             fit.append(one)
+    # `way` is "" where the pretraining was to the letter, and False sorts before True.
     return min(fit, key=lambda one: (one.way != "", -len(one.rows)), default=None)
 
 
 def _cell(one: Judged, board: Board) -> Cell | None:
-    """Return the measurements behind a verdict; None if some cannot be tested (Cell.backed, settled).
+    """Return the measurements behind a verdict; None if one of its cells cannot be tested.
 
-    Each counts as a training of its own. Several probes of one pretraining share its luck, so of
-    several pretrainings only the first probe of each is taken.
+    Each measurement counts as a training of its own. Probes of one pretraining are not independent,
+    so where there are several pretrainings only the first probe of each is taken.
     """
     parts: list[Measurement] = []
     for row in one.rows:
@@ -154,7 +155,9 @@ def _cell(one: Judged, board: Board) -> Cell | None:
             return None
         taken = cell.parts[:1] if len(one.rows) > 1 else cell.parts
         for result, run in taken:
-            parts.append(Measurement(replace(result, seed=len(parts)), run))
+            # The paired tests know trainings by their seeds: 0, 1, 2 and so on here.
+            result_of_its_own = replace(result, seed=len(parts))
+            parts.append(Measurement(result_of_its_own, run))
     return Cell(one.measured, one.ci95, parts)
 
 

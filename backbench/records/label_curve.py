@@ -94,7 +94,7 @@ def _of_dataset(
 def _reached(
     labels: Sequence[float], a: str, b: str, needs: Sequence[LabelsNeeded]
 ) -> list[str]:
-    """Say at each point of a curve but the last what the other one needs to be as good."""
+    """Say for each point of `a`'s curve but the last how many labels `b` needs to be as good."""
     lines = []
     for at, need in zip(labels[:-1], needs):
         with_labels = "1 label" if at == 1 else f"{_count(at)} labels"
@@ -109,7 +109,7 @@ def _reached(
             f" {_count(labels[-1])}"
         )
         if need.ci95 is None or need.ci95[0] == BEYOND:
-            # With more labels it is out of reach, too
+            # If b cannot reach a at this point, it cannot at the later ones, either
             lines.append(line)
             break
         lines.append(f"{line} (its interval begins at {_count(need.ci95[0])})")

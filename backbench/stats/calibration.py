@@ -81,9 +81,11 @@ def of_aurc(conf: np.ndarray, right: np.ndarray, seed: int) -> Interval:
     rng = np.random.default_rng(seed)
     areas = np.empty(RESAMPLES)
     for b in range(RESAMPLES):
-        # Errors stand in the order of confidence; repeated by their counts, a resample does, too
+        # How often the resample has each image. Repeating each error in its place keeps the order
+        # of confidence, so a resample is not sorted again.
         counts = np.bincount(rng.integers(0, n, n), minlength=n)
         areas[b] = _area(np.repeat(errors, counts))
     low, high = np.quantile(areas, (LOW, HIGH))
-    mean = _area(errors)
-    return min(float(low), mean), max(float(high), mean)
+    # The quantiles need not enclose the estimate; the interval does.
+    estimate = _area(errors)
+    return min(float(low), estimate), max(float(high), estimate)

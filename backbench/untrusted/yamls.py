@@ -116,7 +116,8 @@ def _loader() -> type[yaml.SafeLoader]:
                 raise ValueError(f"a whole number of {number.bit_length()} bits")
             return number
 
-    # 1. Tags of plain values only. The constructor for None refuses every tag without its own
+    # 1. Tags of plain values only. PyYAML keeps under None what it does with any other tag, and its
+    #    safe loader refuses it
     known = {None, *(f"tag:yaml.org,2002:{name}" for name in _PLAIN_TAGS)}
     Loader.yaml_constructors = {
         tag: make for tag, make in base.yaml_constructors.items() if tag in known

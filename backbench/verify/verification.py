@@ -376,9 +376,11 @@ def _of_scores(r: Result, run: Path) -> int:
     if arrays is None or r.metric not in kept_scores.names(arrays):
         return UNBACKED
     _refuse_other_list(r, arrays)
-    other = kept_scores.owner(arrays, r)
-    if other:
-        raise _Unfit(f"its scores '{printable.shown(name, 80)}' are another {other}'s")
+    differs = kept_scores.owner(arrays, r)  # "checkpoint", "head", ...
+    if differs:
+        raise _Unfit(
+            f"its scores '{printable.shown(name, 80)}' are another {differs}'s"
+        )
     again, interval = kept_scores.value(arrays, r.metric)
     if r.value is None or abs(again - r.value) > _ALIKE:
         raise _Unfit(f"it says {r.value}, its scores give {again:.6f}")

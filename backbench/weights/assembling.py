@@ -107,7 +107,7 @@ def _epochs(contents: FileContents) -> int | None:
 
 
 def _known_stem(trunk: TrunkInFile, wanted: str | None) -> str:
-    """Return the trunk's stem. BadInput names the option that tells it where nothing else does."""
+    """Return the trunk's stem. If neither file nor `wanted` tells it, BadInput names the option."""
     stem = trunk.stem(wanted)
     if stem is None:
         raise BadInput(

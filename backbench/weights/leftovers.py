@@ -9,8 +9,7 @@ from backbench.weights.tensor_names import unwrapped
 
 
 def heads(contents: FileContents, trunk: TrunkInFile) -> dict[str, Tensor]:
-    """Copy the trunk's classifier, projector and predictor, as far as their elements are in the
-    file."""
+    """Copy those tensors of the trunk's classifier, projector and predictor that the file holds."""
     table = contents.tables[trunk.table]
     copied = {}
     for key, name in _names_of_heads(contents, trunk).items():

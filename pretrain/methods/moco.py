@@ -124,15 +124,17 @@ class Method(MomentumContrast[Config]):
         losses = []
         for query, key in pairs:
             # Keys of the whole global batch, which go into the queue; queries of this rank
-            keys = self.keys([batch.views[key]], batch.step, key)
+            keys = self.keys([batch.views[key]], batch.step, key)  # (N, 1, d)
             self.new_keys.append(keys)
             q = unit(self.network(batch.views[query]))
-            k = distributed.local_slice(keys)[:, 0]
+            k = distributed.local_slice(keys)[:, 0]  # (n, d)
             # The negatives are earlier keys: of all views, or of the positive's own view
             negatives = self.queue.keys[key if config.queue_per_view else 0]
             losses.append(self.pair_loss(q, k, negatives))
         if config.queue_per_view:
-            of_view_1, of_view_0 = self.new_keys[-2:]  # in the order of `pairs`
+            # The first pair gave the keys of view 1, the second those of view 0. The queues want
+            # one tensor (N, 2, d) in the order of the views.
+            of_view_1, of_view_0 = self.new_keys[-2:]
             self.new_keys[-2:] = [torch.cat([of_view_0, of_view_1], 1)]
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).mean())}
 

@@ -291,7 +291,7 @@ class Extractor:
 
 
 def _unchanged(images: ImageList, named: Named, seen: Seen) -> bool:
-    """Return whether the images are those that were `seen`; name one that is not in the log."""
+    """Return whether the images are those that were `seen`; warn of the first that has changed."""
     path = feature_cache.changed_file(images, named, seen)
     if path is not None:
         log.warning(
