@@ -223,7 +223,8 @@ def _without_defaults(
             if kept is not None:
                 left[key] = kept
         return left or None
-    return None if path in defaults and defaults[path] == value else value
+    is_default = path in defaults and defaults[path] == value
+    return None if is_default else value
 
 
 def _flat(keys: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:

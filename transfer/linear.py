@@ -395,10 +395,12 @@ def features_of(work: Work) -> tuple[object, ...] | None:
 
 def measure(works: Sequence[Work], machine: Machine, stop: StopFlag) -> list[Result]:
     """Return the rows of groups that share one pass, in order, with those that were done before."""
-    first, groups = works[0], [work.group for work in works]
+    first = works[0]
+    groups = [work.group for work in works]
     made: list[list[Result]] = [[] for _ in works]
     if first.pending:
-        probe, extractor = first.probe, _extractor(first, machine, stop)
+        probe = first.probe
+        extractor = _extractor(first, machine, stop)
         if len(works) > 1 and probe.measure_several is not None:
             made = probe.measure_several(groups, extractor, machine, stop)
         else:

@@ -639,7 +639,8 @@ def _tested(board: Board, column: Column) -> dict[str, str]:
     for row, cell in ranked[1:]:
         gap = difference(board, column, top, cell)
         if gap is not None:
-            tested[row.checkpoint] = gap.p if gap.real and gap.value > 0 else 1.0
+            shown = gap.real and gap.value > 0
+            tested[row.checkpoint] = gap.p if shown else 1.0
     count = tied_with_first(list(tested.values()))
     if count:
         return dict.fromkeys([first.checkpoint, *list(tested)[:count]], TIED)

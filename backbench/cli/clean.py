@@ -66,8 +66,11 @@ def held(runs: Iterable[str | Path]) -> list[Held]:
             folder = Path(name)
             if folder in owners:  # two of `runs` overlap
                 continue
-            owner = owners.get(folder.parent, beside)
-            owners[folder] = owner = _open(folder) if RUN_FILE in files else owner
+            if RUN_FILE in files:
+                owner = _open(folder)
+            else:
+                owner = owners.get(folder.parent, beside)
+            owners[folder] = owner
             for file in files:
                 owner.add(folder / file)
     shown = [

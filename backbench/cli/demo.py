@@ -191,7 +191,8 @@ def run(request: DemoRequest, run_command: Callable[[Sequence[str]], int]) -> Ou
         ]
         if subprocess.run(command, check=False).returncode:
             raise Failed("the leaderboard was not written; the same command continues")
-    ledger, took = Ledger(out), seconds(time.monotonic() - started)
+    took = seconds(time.monotonic() - started)
+    ledger = Ledger(out)
     spent = []
     for job in chained(demo_steps(out, request.size)):
         spent.append(f"{job.name} {spent_seconds(ledger.status(job)):.0f} s")
@@ -252,7 +253,8 @@ class _Progress:
 
     def __init__(self, ledger: Ledger, missing: Mapping[str, Job], total: int) -> None:
         self.ledger, self.missing, self.total = ledger, missing, total
-        self.started = self.said = time.monotonic()
+        self.started = time.monotonic()
+        self.said = self.started
 
     def __call__(self, pool: JobPool) -> None:
         now = time.monotonic()

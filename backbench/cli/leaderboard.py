@@ -114,7 +114,8 @@ def _checked(judged: list[Judged], unjudged: list[str]) -> int:
         line += ": a check that judges nothing fails"
     print(line)
     wrong = count["outside"] or count["another"] or count["changed"]
-    return EXIT_FAILED if wrong or unjudged or not judged else 0
+    failed = wrong or unjudged or not judged
+    return EXIT_FAILED if failed else 0
 
 
 def _write(

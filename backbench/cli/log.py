@@ -67,7 +67,8 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
     try:
         note = dict(jsons.read(file)) if file.exists() else {}
         sent = note.get(to, {"step": -1, "numbers": []})
-        last, known = int(sent["step"]), set(map(str, sent["numbers"]))
+        last = int(sent["step"])
+        known = set(map(str, sent["numbers"]))
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise BadInput(f"{file}: damaged; remove it to send all again") from None
     # 1. The steps and the numbers that are new

@@ -57,10 +57,13 @@ class Rows:
                     if not short.startswith(f"{container.inside}/"):
                         continue
                     short = short[len(container.inside) + 1 :]
-                self.names.append(
-                    f"{file.stem}/{short}" if flat and label < 0 else short
-                )
-                self.labels.append(listed.get(short, listed.get(name, label)))
+                path = short
+                if flat and label < 0:
+                    path = f"{file.stem}/{short}"
+                self.names.append(path)
+                # A list has the image under its short name, under its whole name, or not at all.
+                by_whole_name = listed.get(name, label)
+                self.labels.append(listed.get(short, by_whole_name))
                 kept.append(row)
             spans = table.spans[kept]
             spans["file"] = number

@@ -114,7 +114,9 @@ def _members(
             key = base.partition(".")[0]
             if f"{folder}/{key}" in labels:
                 label = _label(raw, labels[f"{folder}/{key}"], file, name)
-        path = name if not above or name.startswith(f"{above}/") else f"{above}/{name}"
+        path = name
+        if above and not name.startswith(f"{above}/"):
+            path = f"{above}/{name}"
         rows.append((path, label, bare_span(begin + start, size)))
     return rows, passed
 

@@ -306,7 +306,7 @@ def find(name: str) -> Dataset:
 
 
 def boxes_as_labels(name: str) -> Dataset:
-    """Return the row of a folder of boxes ROOT/<name>, of which a reading takes the classes alone."""
+    """Return the row of ROOT/<name>, a folder of boxes from which a reading takes only the classes."""
     return Dataset(
         name=name,
         classes=None,

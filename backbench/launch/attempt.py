@@ -140,7 +140,8 @@ class Attempt:
 
     def _begin(self) -> Outcome | None:
         """Write that an attempt has begun; or return an outcome where there is no need for one."""
-        status = self._status = self.ledger.status(self.job)
+        self._status = self.ledger.status(self.job)
+        status = self._status
         attempts = status["attempts"]
         if attempts and attempts[-1].get("end") is None:
             self._note_killed(attempts[-1])

@@ -75,7 +75,8 @@ def make_plan(
                 new[job.name] = job
                 continue
             state = State("blocked", failed_need)
-        known[job.name] = states[job.name] = state
+        known[job.name] = state
+        states[job.name] = state
     return Plan(
         without_done(list(new.values()), states), known, wanted.waiting, wanted.again
     )

@@ -211,7 +211,8 @@ class ReproductionList:
 
 def _public_file(about: config.Value, where: str) -> PublicFile:
     """Build the file of a list's entry. The name of a timm model says its page and its file."""
-    if isinstance(about, dict) and isinstance(model := about.get("timm"), str):
+    model = about.get("timm") if isinstance(about, dict) else None
+    if isinstance(about, dict) and isinstance(model, str):
         of_timm = {
             "page": f"https://huggingface.co/timm/{model}",
             "file": "model.safetensors",

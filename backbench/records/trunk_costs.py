@@ -63,14 +63,17 @@ def of_result(result: Result) -> TrunkCost | None:
         is_detector = True
     if side is None:
         return None
+    # Hardware is that of the speed; without a speed it says nothing.
     speed = result.origin.get("images_per_second")
-    hardware = result.origin.get("hardware")
+    hardware = None
+    if speed is not None:
+        hardware = result.origin.get("hardware") or None
     return TrunkCost(
         parameters=trunk["parameters"],
         side=side,
         gflops=trunk.get("gflops"),
         images_per_second=speed,
-        hardware=hardware if speed is not None and hardware else None,
+        hardware=hardware,
         detector=is_detector,
     )
 

@@ -159,8 +159,10 @@ def open_file(path: str | Path) -> Opened:
     size = path.stat().st_size
     if size == 0:
         raise BadInput(f"{path}: the file is empty; copy or download it again")
-    if path.suffix in (".distcp", ".json") and (piece := shards.of_file(path)):
-        raise BadInput(f"{path}: {piece}")
+    if path.suffix in (".distcp", ".json"):
+        piece = shards.of_file(path)
+        if piece:
+            raise BadInput(f"{path}: {piece}")
     tree: Tree
     metadata: Mapping[str, str] = {}
     container = ""

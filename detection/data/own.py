@@ -134,7 +134,9 @@ def _split(
 
 
 def _annotation_file(part: BoxPart, task: DetectionTask) -> Path:
-    return part.keypoints if task.keypoints and part.keypoints else part.file
+    if task.keypoints and part.keypoints:
+        return part.keypoints
+    return part.file
 
 
 def _bytes_of(file: Path) -> bytes:

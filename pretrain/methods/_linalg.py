@@ -45,7 +45,8 @@ def inverse_root(gram: Tensor, ridge: float, largest: float) -> Tensor:
     bound = largest + ridge
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     # 1. A = (G + ridge I) / bound has its eigenvalues in [ridge / bound, 1]
-    y, z = (gram + ridge * eye) / bound, eye.expand_as(gram)
+    y = (gram + ridge * eye) / bound
+    z = eye.expand_as(gram)
     # 2. Y -> A^(1/2), Z -> A^(-1/2). An eigenvalue x of Y goes to x (3 - x^2 / a) / 2: by 1.5 as
     #    long as it is small, and then the distance from its goal is squared
     growth = math.log(bound / ridge) / (2 * math.log(1.5))

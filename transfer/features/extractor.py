@@ -127,7 +127,8 @@ class Extractor:
             found = []
             for description in described:
                 seen = self.cache.seen(description) if self.machine.main else None
-                found.append(int(seen is not None and _unchanged(images, named, seen)))
+                usable = seen is not None and _unchanged(images, named, seen)
+                found.append(int(usable))
             there = self._as_main_says(found)
             # 4. What is missing is computed by all ranks together.
             if all(there):
@@ -184,7 +185,8 @@ class Extractor:
         what: str,
     ) -> None:
         """Compute the entries not `there`, from where a stopped run left them (see `PartFiles`)."""
-        machine, count = self.machine, len(images)
+        machine = self.machine
+        count = len(images)
         trunks, wanted = [], []
         for trunk, description, yes in zip(self.trunks, described, there):
             if not yes:
