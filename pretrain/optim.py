@@ -80,9 +80,13 @@ class LARS(torch.optim.Optimizer):
             slope = float(torch.linalg.vector_norm(grad))
             if size and slope:
                 scale = group["trust"] * size / (slope + decay * size + 1e-8)
-                if group["clip"]:  # lr min(scale / lr, 1) = min(scale, lr)
-                    scale = min(scale / group["lr"], 1.0) if group["lr"] else 1.0
+                if group["clip"]:
+                    # The layer's rate, lr times this, is then min(scale, lr). Where lr is 0, it
+                    # is 0 by any scale; 1 is the limit.
+                    lr = group["lr"]
+                    scale = min(scale / lr, 1.0) if lr else 1.0
             else:
+                # Where the tensor or its gradient is all 0, there is neither scale nor decay.
                 decay = 0.0
         # 2. buffer = m buffer + scale (g + wd p);  p -= lr buffer
         buffer.mul_(group["momentum"]).add_(grad, alpha=scale)

@@ -561,7 +561,7 @@ class Training:
         )
 
     def update(self, done: int) -> None:
-        """Step the optimiser, then the method, of which `done` steps are made then. fp16's scaler
+        """Step the optimiser, then the method; that makes `done` steps of the run. fp16's scaler
         skips gradients that overflowed; elsewhere `SavedState.save` refuses what is not finite."""
         norm = self.config.optim.clip_norm
         if norm is not None:

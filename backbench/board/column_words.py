@@ -11,8 +11,8 @@ PLACES = 4  # columns that a sentence names; of more, it says how many
 
 
 def short_names(columns: Sequence[Column]) -> dict[Column, str]:
-    """The task of each column; with the dataset where two have one task, and with the protocol
-    where these have one dataset, too."""
+    """Name each column by its task. Columns of the same task have the dataset in their names, and
+    those of the same dataset the protocol, too."""
     tasks = Counter(column.task for column in columns)
     datasets = Counter(
         (column.task, column.dataset, column.split) for column in columns

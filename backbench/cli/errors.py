@@ -161,8 +161,8 @@ class _Table(NamedTuple):
 
 
 def _show(explained: Sequence[Explained]) -> None:
-    """Print a table for each kind of AP50 on each list of boxes, a column for each run; of two runs
-    their difference, too."""
+    """Print a table for each kind of AP50 on each list of boxes, with a column for each run. Two runs
+    get a column for their difference."""
     tables: dict[_Table, list[Explained]] = {}
     for one in explained:
         for kind, ap50 in one.ap50.items():

@@ -95,7 +95,7 @@ def _list_of(
     content: CocoContent,
     classes: list[str],
 ) -> MultiLabelList:
-    """Make the list of a split; a crowd is present, too."""
+    """Make the list of a split. A class with a crowd of objects counts as present."""
     label_of = {row["id"]: classes.index(row["name"]) for row in categories}
     present: dict[object, set[int]] = {}
     for row in content["images"]:
@@ -106,7 +106,8 @@ def _list_of(
             )
         present[row["id"]] = set()
     for row in content["annotations"]:
-        image, category = row.get("image_id"), row.get("category_id")
+        image = row.get("image_id")
+        category = row.get("category_id")
         if image not in present or category not in label_of:
             raise BadInput(
                 f"{file}: annotation {printable.shown(str(row.get('id')), 20)} is of image"
@@ -124,4 +125,6 @@ def _list_of(
                 f"{file}: file_name '{printable.shown(path, 100)}' is outside of {folder}"
             )
     marks = tuple(said for _, said in pairs)
-    return MultiLabelList(folder, paths, (0,) * len(paths), tuple(classes), marks)
+    # An image of several classes has no label of its own; the marks have its classes.
+    labels = (0,) * len(paths)
+    return MultiLabelList(folder, paths, labels, tuple(classes), marks)

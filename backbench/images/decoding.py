@@ -205,7 +205,7 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
 
 
 def _alike_in_opencv(data: bytes) -> bool:
-    """Return True for a whole JPEG or PNG of 8-bit gray or RGB, of which OpenCV makes PIL's pixels."""
+    """Return True for a whole JPEG or PNG of 8-bit gray or RGB: OpenCV and PIL decode it alike."""
     # Some versions of OpenCV fill up with gray what is missing at the end; PIL refuses it
     tail = data[-1024:]
     if data.startswith(JPEG_START):

@@ -107,7 +107,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def sum_among(x: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """Sum elementwise over these ranks, of which this one is one, with gradient."""
+    """Sum elementwise, with gradient, over a group of ranks that this one belongs to."""
     return _Sum.apply(x, ranks)
 
 

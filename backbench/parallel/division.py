@@ -10,7 +10,7 @@ from backbench.errors import BadInput
 
 
 def check_batch(batch_size: int, ranks: int, accumulate: int) -> None:
-    """Refuse a batch of which not every rank gets equally many images of every micro-batch."""
+    """Refuse a batch that does not give every rank equally many images of every micro-batch."""
     parts = ranks * accumulate
     if parts < 1:
         raise BadInput(
@@ -25,8 +25,9 @@ def check_batch(batch_size: int, ranks: int, accumulate: int) -> None:
 
 
 def check_nesting(groups: int, ranks: int) -> None:
-    """Refuse numbers of which a rank holds no whole groups, and a group no whole ranks."""
+    """Refuse groups and ranks of which neither number divides the other."""
     if groups % ranks and ranks % groups:
+        # The next smaller and the next larger number of ranks that nest with the groups
         below = max(n for n in range(1, ranks) if groups % n == 0 or n % groups == 0)
         above = math.ceil(ranks / groups) * groups
         raise BadInput(

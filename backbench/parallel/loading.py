@@ -263,7 +263,7 @@ def _kill_workers() -> None:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Stands in the place of a batch of which an image cannot be read."""
+    """Stands in the place of a batch with an image that cannot be read."""
 
     error: str
 

@@ -168,7 +168,7 @@ def fetch(url: str, file: Path) -> None:
 
 
 def _continue(url: str, part: Path, version: Path) -> None:
-    """Download what `part` lacks; `version` says of which address and version its bytes are."""
+    """Download what `part` lacks; `version` says whose bytes it has: address and version."""
     # 1. Ask for the rest, if the version that was begun is known. By If-Range, the server sends all
     #    of the file instead if it has another version now.
     tag = None

@@ -80,12 +80,13 @@ def _commands_in(sentence: str) -> Iterator[tuple[str, bool]]:
 
 
 def _latex_sentence(sentence: str) -> str:
-    """The answer for LaTeX, which would make one dash of the two before an option."""
+    """Write the answer for LaTeX, which would join the two dashes before an option."""
     words = []
     for piece, is_command in _commands_in(sentence):
         line = piece.translate(_LATEX)
         if is_command:
-            line = rf"\texttt{{{line.replace('--', '-{}-')}}}"
+            unjoined = line.replace("--", "-{}-")
+            line = rf"\texttt{{{unjoined}}}"
         words.append(line)
     return "".join(words)
 

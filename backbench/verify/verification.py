@@ -323,7 +323,7 @@ def _never_less(metric: str) -> tuple[str, float]:
 
 
 def _level(r: Result, run: Path) -> int:
-    """The level at which a row is computed again; raises _Unfit where it does not follow."""
+    """Return the level at which a row is computed again; raise _Unfit where it does not follow."""
     # 1. The file of predictions, which must be this number's.
     if TASKS[r.task].from_scores:
         return _of_scores(r, run)
@@ -368,7 +368,7 @@ def _level(r: Result, run: Path) -> int:
 
 
 def _of_scores(r: Result, run: Path) -> int:
-    """The level of a number that kept scores give."""
+    """Return the level of a number that kept scores give."""
     name = r.facts.get("scores")
     if name is None:
         return UNBACKED
@@ -415,7 +415,8 @@ _FROM_PREDICTIONS = {clean_test.TASK: _of_clean_test}
 
 
 def _of_label_tables(r: Result, run: Path, arrays: Arrays) -> int:
-    """The level of a score of images that show several classes: scores and classes give it."""
+    """Return the level of a score of images that show several classes. The kept scores and classes
+    must give it."""
     why = label_tables.fault(arrays, r.metric)
     if why:
         raise _Unfit(why)
@@ -438,7 +439,8 @@ def _of_label_tables(r: Result, run: Path, arrays: Arrays) -> int:
 
 
 def _of_ap_errors(r: Result, arrays: Arrays) -> int:
-    """The level of what a kind of error costs: what became of each detection gives it."""
+    """Return the level of a row that says how much AP a kind of error costs. The kept verdict on each
+    detection must give it."""
     why = ap_errors.fault(arrays, r.metric)
     if why:
         raise _Unfit(why)
@@ -466,7 +468,7 @@ def _refuse_other_list(r: Result, arrays: Arrays) -> None:
 
 
 def _of_resamples(r: Result, arrays: Arrays) -> int:
-    """The level of an AP: its resamples must lie around it and give its interval."""
+    """Return the level of an AP. Its resamples must lie around it and give its interval."""
     draws = arrays.get(f"bootstrap_{r.metric}")
     if draws is None or "images" not in arrays:
         return UNBACKED
@@ -494,7 +496,8 @@ def _of_resamples(r: Result, arrays: Arrays) -> int:
 
 
 def _of_counts(r: Result, arrays: Arrays) -> int:
-    """The level of a score of label maps: the counts of pixels give it and its interval."""
+    """Return the level of a score of label maps. The kept counts of pixels must give it and its
+    interval."""
     images = int(arrays["images"])
     _refuse_other_number(r, "counts", images)
     counts = [arrays[name].sum(0, dtype=float) for name in dense_counts.NAMES]
@@ -510,7 +513,7 @@ def _of_counts(r: Result, arrays: Arrays) -> int:
 
 
 def _of_test_images(r: Result, run: Path, arrays: Arrays) -> int:
-    """The level of retrieval (a score for each query) and of clusters."""
+    """Return the level of retrieval (a score for each query) and of clusters."""
     label = arrays.get("label")
     if label is None or label.size > _MOST_HITS:
         return UNBACKED
@@ -625,7 +628,7 @@ def _refuse_other_classes(r: Result, run: Path, arrays: Arrays) -> None:
 
 
 def _of_listed_labels(r: Result, run: Path, arrays: Arrays) -> int:
-    """The level of predictions whose labels are those of the list, where it is there."""
+    """Return the level of predictions, whose labels must be those of the list where it is there."""
     listed = _labels(str(arrays["manifest"]), list_files(r, run))
     if listed is None:
         return FROM_KEPT

@@ -32,7 +32,7 @@ def of_folder(folder: Path) -> str:
 
 
 def of_file(path: Path, keys: Iterable[str] = ()) -> str:
-    """Say of which whole a file is a piece, by its name and the keys in it; empty for any other."""
+    """Say what a file is a piece of, by its name and the keys in it; '' for a whole file."""
     if path.suffix == ".distcp":
         return _distcp(path.parent)
     numbered = _NUMBERED.fullmatch(path.name)

@@ -137,7 +137,7 @@ LONGEST = 5  # parts of the longest names: layer1.0.downsample.0.weight, res2.0.
 
 
 def find_trunks(tables: Tables, metadata: TrunkMetadata) -> list[ResNetInFile]:
-    """Find all ResNets of which at least half the tensors are there, in the file's order."""
+    """Find all ResNets, in the file's order. One counts if at least half of its tensors are there."""
     fit = functools.partial(_fit, tables, metadata)
     return find_by_votes(tables, _candidates, fit, fewest=20, most=32)
 

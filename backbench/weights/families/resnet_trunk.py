@@ -200,8 +200,11 @@ def _dilate_stage(stage: nn.Sequential, dilation: int) -> int:
         if not isinstance(module, nn.Conv2d):
             continue
         if module.kernel_size == (3, 3):
-            module.dilation = module.padding = (dilation, dilation)
+            module.dilation = (dilation, dilation)
+            module.padding = (dilation, dilation)
         if module.stride == (2, 2):
+            # The convolutions after this one read twice as far apart. The block's shortcut, 1x1, had
+            # the same stride and lies beside it: it does not count again.
             if module.kernel_size == (3, 3):
                 dilation *= 2
             module.stride = (1, 1)
