@@ -16,10 +16,8 @@ from backbench.stats import paired_differences, training_noise
 from backbench.stats.training_noise import Seeds, TrainingNoise
 
 IMAGES, SHARE = 1000, 0.8
-OWN, LEFT = (
-    0.7,
-    0.5,
-)  # spreads of a row's and of a training's own errors, beside the images' of 1
+# Spreads of a row's and of a training's own errors, beside the images' of 1
+OWN, LEFT = (0.7, 0.5)
 LEVELS = (0.0, 0.5, 1.0, 2.0)  # tau / standard error over images
 GAPS = (2.0, 3.0, 4.0)  # of the best row, in standard errors
 SEED = 7

@@ -30,12 +30,8 @@ POWER_REPEATS = 100
 CLASSES = {100: 10, 500: 37, 1_000: 50, 10_000: 100}
 DRAWS = 20
 SEEDS = 3
-OWN, SHARED_DRAW, OWN_DRAW, LEFT = (
-    0.6,
-    0.2,
-    0.15,
-    0.6,
-)  # spreads beside the images' own of 1
+# Spreads beside the images' own of 1
+OWN, SHARED_DRAW, OWN_DRAW, LEFT = (0.6, 0.2, 0.15, 0.6)
 RESAMPLES = 500  # of a detector's images
 SEED = 2_000_000  # of simulated columns that nothing was chosen on
 

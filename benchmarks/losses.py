@@ -129,9 +129,8 @@ def ours_quadratic(q: Tensor, keys: Tensor) -> Tensor:
     return moments(q, keys)[1]
 
 
-naive_nuclear = partial(
-    torch.linalg.matrix_norm, ord="nuc"
-)  # LORAC's code, over the batch
+# LORAC's code, over the batch
+naive_nuclear = partial(torch.linalg.matrix_norm, ord="nuc")
 ours_infonce = partial(infonce_loss, temperature=T)
 ours_jcl = partial(jcl_loss, temperature=T, lam=4.0)
 ours_lorac = partial(lorac_loss, temperature=T, beta=4.0)

@@ -115,9 +115,8 @@ def report(task: str, board: Board, seeded: int) -> None:
     measurements: list[Measurement] = []
     for cell in board.cells.values():
         measurements += cell.parts
-    digests = [row.checkpoint for row in board.rows][
-        :seeded
-    ]  # by name, as they were trained
+    # By name, as they were trained
+    digests = [row.checkpoint for row in board.rows][:seeded]
     for column in board.columns:
         if column.metric not in METRICS:
             continue

@@ -165,25 +165,17 @@ def test_package_has_few_homes(package, homes):
 @pytest.mark.parametrize(
     ("pattern", "home"),
     [
-        (
-            r"\b0\.485\b|\b123\.675\b",
-            "backbench/images/preprocess.py",
-        ),  # pixel statistics
-        (
-            r'"Keypoint R-CNN"',
-            "backbench/tasks.toml",
-        ),  # what a task is called: no Python file
+        # Pixel statistics
+        (r"\b0\.485\b|\b123\.675\b", "backbench/images/preprocess.py"),
+        # What a task is called: no Python file
+        (r'"Keypoint R-CNN"', "backbench/tasks.toml"),
         (r'"results\.jsonl"', "backbench/runs/folder.py"),  # the names of a run's files
         (r'"backbone\.safetensors"', "backbench/runs/folder.py"),
-        (
-            r'"__metadata__"',
-            "backbench/weights/header.py",
-        ),  # the header of a safetensors file
+        # The header of a safetensors file
+        (r'"__metadata__"', "backbench/weights/header.py"),
         (r'"sun397"', "backbench/datasets"),  # the twelve datasets
-        (
-            r"class StopFlag|class Agreement",
-            ("backbench/runs", "backbench/parallel"),
-        ),  # its stop
+        # Its stop
+        (r"class StopFlag|class Agreement", ("backbench/runs", "backbench/parallel")),
     ],
 )
 def test_a_fact_has_one_home(pattern, home):

@@ -160,9 +160,8 @@ def installed(tmp_path_factory):
     venv.create(place / "env", with_pip=False, symlinks=True)
     (packages,) = (place / "env" / "lib").glob("*/site-packages")
     here = Path(pytest.__file__).parents[1]
-    (packages / "base.pth").write_text(
-        f"{here}\n"
-    )  # its own .pth files are not followed
+    # Its own .pth files are not followed
+    (packages / "base.pth").write_text(f"{here}\n")
     python = place / "env" / "bin" / "python"
     install = [
         sys.executable,

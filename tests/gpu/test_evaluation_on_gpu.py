@@ -116,8 +116,7 @@ def test_detectors_take_steps(engine, task, amp, tiny_root, tmp_path):
         terms = [made.step() for _ in range(3 if device == DEVICE else 1)]
         assert all(torch.isfinite(value) for row in terms for value in row.values())
         first.append({name: float(value) for name, value in terms[0].items()})
-    close = {"fp32": 0.05, "bf16": 0.2, "fp16": 0.2}[
-        amp
-    ]  # the draws of anchors are the device's
+    # The draws of anchors are the device's
+    close = {"fp32": 0.05, "bf16": 0.2, "fp16": 0.2}[amp]
     assert first[1].keys() == first[0].keys()
     assert sum(first[1].values()) == pytest.approx(sum(first[0].values()), rel=close)

@@ -40,9 +40,8 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families import timm_classifier
 from backbench.weights.kept_heads import KeptHead
 
-UNCHANGED = Pixels(
-    mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
-)  # leaves pixels as they are
+# Leaves pixels as they are
+UNCHANGED = Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 SLOW = pytest.mark.slow
 GEOMETRY = {"resize": 24, "crop": 20}
 

@@ -38,13 +38,8 @@ from backbench.tasks import by_kind
 from backbench.transfer.protocols import load_protocol
 
 HOME = Path(__file__).parents[2]
-RUN = (
-    "inspect",
-    "import",
-    "export",
-    "leaderboard",
-    "launch",
-)  # seconds; the others are looked at
+# Those that take seconds; of the others only the words are looked at
+RUN = ("inspect", "import", "export", "leaderboard", "launch")
 
 
 @pytest.fixture(scope="module")

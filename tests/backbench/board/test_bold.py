@@ -56,9 +56,8 @@ def test_one_training_each_is_never_bold(tmp_path, capsys):
 @pytest.mark.parametrize("kind", [LINEAR, SEMISUP, boards.DEMO[5]])
 def test_seeds_of_two_checkpoints_are_enough_for_all(tmp_path, kind):
     boards.synthetic(tmp_path, NAMES[:2], [kind], gap=12, seeds=3)
-    boards.synthetic(
-        tmp_path / "third", NAMES, [kind], gap=12
-    )  # one seed, of the third as well
+    # One seed, of the third as well
+    boards.synthetic(tmp_path / "third", NAMES, [kind], gap=12)
     board = collect([tmp_path])
     assert noise_of(board, board.columns[0]).df == 4
     assert only_mark(board) == {BEST: "best"}
@@ -171,11 +170,8 @@ ALIKE = {"value": 70.0, "ci95": (57.4, 80.1)}
     [
         ([{**NEIGHBOURS, **ALIKE}] * 2, (57.4, 80.1), "one measurement"),
         ([ALIKE] * 3, (57.4, 80.1), "mean of 3 seeds"),  # no surer than the images
-        (
-            NARROW,
-            (-57.06, 197.06),
-            "mean of 2 seeds",
-        ),  # t's quantile of one degree of freedom
+        # By t's quantile with one degree of freedom
+        (NARROW, (-57.06, 197.06), "mean of 2 seeds"),
     ],
 )
 def test_seeds_that_agree_and_seeds_that_differ(tmp_path, rows, ends, said):

@@ -71,12 +71,8 @@ def test_the_curve_is_the_mean_over_seeds(tmp_path) -> None:
         for line in lines
         if line["column"] == top1.name and line["temperature"] == "0.1"
     ]
-    assert [line["beta"] for line in first] == [
-        "0.5",
-        "2",
-        "16",
-        "inf",
-    ]  # by size, not by letter
+    # By size, not by letter
+    assert [line["beta"] for line in first] == ["0.5", "2", "16", "inf"]
     assert {line["mean"] for line in first} == {"51"} and {
         line["std"] for line in first
     } == {"1"}

@@ -36,9 +36,8 @@ def runs(tmp_path):
     a_run(tmp_path / "runs" / "going", "pretrain")
     detector = a_run(tmp_path / "runs" / "nested" / "detector", "detect")
     store.append(detector, [a_result()])
-    probe = a_run(
-        tmp_path / "runs" / "probe", "linear"
-    )  # may hold the state of its next dataset
+    # May hold the state of its next dataset
+    probe = a_run(tmp_path / "runs" / "probe", "linear")
     store.append(probe, store.read(detector)[0])
     old, new = done / ".state.pt.abc.tmp", done / ".state.pt.def.tmp"
     (done / "predictions").mkdir()

@@ -122,9 +122,8 @@ def test_killed_in_every_step_ends_with_the_same_numbers(whole, tmp_path):
         if victim is None:
             assert process.returncode == 0
             break
-        time.sleep(
-            (0.3, 1.0, 2.5)[attempt % 3]
-        )  # as it begins, while it runs, while it writes
+        # As it begins, while it runs, while it writes
+        time.sleep((0.3, 1.0, 2.5)[attempt % 3])
         number = SIGNALS[attempt % len(SIGNALS)]
         process.send_signal(number)
         if (

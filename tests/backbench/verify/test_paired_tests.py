@@ -56,9 +56,8 @@ def test_resamples_pair(tmp_path):
 
 def test_the_images_part_of_seeds_is_that_of_the_metric(tmp_path):
     rng = np.random.default_rng(0)
-    label = np.sort(
-        rng.integers(0, 12, 400) // 9
-    )  # three images in four are of class 0
+    # Three images in four are of class 0
+    label = np.sort(rng.integers(0, 12, 400) // 9)
     hits = rng.random((2, 400)) < np.where(label, 0.5, 0.99)
     files = [
         keep(tmp_path, str(n), prediction=label + 5 * ~h, label=label)

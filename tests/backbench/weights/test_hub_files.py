@@ -77,9 +77,8 @@ def test_what_is_no_name_is_refused(name):
 
 
 def test_nothing_is_downloaded_unless_it_is_asked(cache, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        file_download, "http_get", None
-    )  # it would be an error of its own
+    # A download would be an error: there is no function for it
+    monkeypatch.setattr(file_download, "http_get", None)
     out = tmp_path / "x.safetensors"
     status = program.main(["import", "hf:south/tiny@v1", "--out", str(out)])
     assert status == 2 and not out.exists()
