@@ -39,9 +39,8 @@ def main() -> None:
         parser.error(
             f"no such NAME: {', '.join(unknown)}" if unknown else "--quick is not saved"
         )
-    if (
-        os.environ.get("OMP_NUM_THREADS") != "1"
-    ):  # libraries read it when they are loaded
+    # Libraries read it when they are loaded
+    if os.environ.get("OMP_NUM_THREADS") != "1":
         os.execve(
             sys.executable,
             [sys.executable, *sys.argv],

@@ -240,10 +240,8 @@ def run(quick: bool) -> None:
         theirs, ours = errors(case)
         note = f"{memory}; error {theirs:.1e}, {ours:.1e}"
         print_ratios(case.what, compare(case), note=note)
-        if case.ours in (
-            ours_infonce,
-            ours_lorac,
-        ):  # no form can do without those products
+        # No form can do without those products
+        if case.ours in (ours_infonce, ours_lorac):
             limit = compare(replace(case, naive=two_products))
             print(
                 f"  two products and exp alone: {limit['their code'] / limit['ours']:.2f} of ours"

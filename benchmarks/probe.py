@@ -171,9 +171,8 @@ def heads_on_features(
         features @ weight.T
         torch.mm(gradient.T, features, out=momentum)
 
-    def passes() -> (
-        None
-    ):  # what SGD goes through in memory besides, however it is written
+    # What SGD goes through in memory besides, however it is written
+    def passes() -> None:
         if decay:
             momentum.add_(weight, alpha=decay)
         weight.add_(momentum, alpha=-1e-9)
@@ -289,9 +288,8 @@ def logistic_regression(
             found.append((model.coef_.copy(), model.intercept_.copy()))
         return found
 
-    def objective(
-        weight: torch.Tensor, bias: torch.Tensor
-    ) -> float:  # of the strongest penalty
+    # The loss at the strongest penalty
+    def objective(weight: torch.Tensor, bias: torch.Tensor) -> float:
         loss = F.cross_entropy(x @ weight.T + bias, y, reduction="sum")
         return float(loss + STRENGTHS[0] / 2 * weight.square().sum())
 

@@ -242,9 +242,8 @@ def run(quick: bool) -> None:
     torch.manual_seed(1)
     views = [torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels) for _ in range(2)]
     for cast, way in ((False, "fp32"), (True, "bf16")):
-        if cast and not precision.bf16_is_quick(
-            "cpu"
-        ):  # no recipe is advised to use it there
+        # No recipe is advised to use bf16 there
+        if cast and not precision.bf16_is_quick("cpu"):
             continue
         seconds = least(of_all(sizes, views, cast), 1 if quick else ROUNDS)
         for loss, symmetric in (("MoCo v2", False), ("MoCo v2, symmetric,", True)):

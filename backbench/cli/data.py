@@ -377,9 +377,8 @@ def _read_all(title: str, images: ImageList) -> tuple[list[Look | None], list[st
 
     rows = []
     with ThreadPoolExecutor(8) as pool:
-        for begin in range(
-            0, len(images), 1000
-        ):  # a pool makes an object of each at once
+        # A pool makes an object of each image at once, so they go in thousands
+        for begin in range(0, len(images), 1000):
             for row in pool.map(read, range(begin, min(begin + 1000, len(images)))):
                 rows.append(row)
                 progress.advance()

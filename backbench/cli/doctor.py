@@ -81,9 +81,8 @@ def packages() -> list[Finding]:
     """List each required package (no extras): its version, and if that is in the stated range."""
     try:
         from packaging.requirements import Requirement
-    except (
-        ImportError
-    ):  # it reads the ranges, and is one of the packages that are looked for
+    except ImportError:
+        # `packaging` reads the ranges, and is itself one of the packages that are looked for
         return [Finding("package", "packaging", MISSING, "pip install packaging")]
     parts = []
     for text in sorted(importlib.metadata.requires("backbench") or []):

@@ -119,9 +119,8 @@ class JobPool:
             how = attempts[-1].get("how", "killed") if attempts else "not started"
             why = status.get("reason") or how
             # 3. What follows?
-            if (
-                exit_status != 0 and attempt.show
-            ):  # kind debug: the first failure ends it
+            # With kind debug the first failure ends the run
+            if exit_status != 0 and attempt.show:
                 raise Failed(f"{name}: {why}")
             if exit_status == 0:
                 self.outcomes[name] = "done"

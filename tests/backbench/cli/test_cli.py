@@ -127,9 +127,8 @@ def test_debug_before_the_verb_shows_the_traceback(tmp_path, capsys):
     words = ["inspect", str(tmp_path / "none.pth")]
     assert program.main(words) == 2
     assert "Traceback" not in capsys.readouterr().err
-    with pytest.raises(
-        BadInput, match="no such file"
-    ):  # which Python prints with its traceback
+    # Python prints this error with its traceback
+    with pytest.raises(BadInput, match="no such file"):
         program.main(["--debug", *words])
 
 
