@@ -194,8 +194,8 @@ def write_plain(
     suffix: str = "",
 ) -> list[Result]:
     """Append a row for each metric of a checkpoint, from its value and its provenance; keep
-    `arrays` and the test images' labels beside the rows. `suffix` is of the metrics and of the
-    file, where one protocol gives several."""
+    `arrays` and the test images' labels beside the rows. `suffix` ends the metrics' names and the
+    file's, where one protocol gives several of each."""
     kept = predictions.keep(
         task.run,
         task.stem(checkpoint, suffix),

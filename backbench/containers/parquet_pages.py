@@ -61,7 +61,7 @@ class _Thrift:
     def _whole(self) -> int:
         """Read a signed number in zigzag code: 0, -1, 1, -2, ..."""
         value = self.varint()
-        return value >> 1 ^ -(value & 1)
+        return (value >> 1) ^ -(value & 1)
 
     def _value(self, kind: int, depth: int) -> Any:
         """Read a value of a type of Thrift's; None for one that no caller needs."""
@@ -82,7 +82,9 @@ class _Thrift:
         if kind in (9, 10):  # a list, a set
             head = self.data[self.at]
             self.at += 1
-            count = head >> 4 if head >> 4 < 15 else self.varint()
+            count = head >> 4
+            if count == 15:  # too many for four bits
+                count = self.varint()
             if count > MOST_ITEMS:
                 raise ValueError("a header with a long list")
             return [self._value(head & 15, depth + 1) for _ in range(count)]
@@ -94,8 +96,8 @@ class _Thrift:
 def hybrid(data: bytes, width: int, count: int) -> list[int]:
     """Read `count` numbers of `width` bits in Parquet's RLE/bit-packing hybrid.
 
-    An odd head says how many groups of eight numbers follow, packed; an even one is a run: how often
-    the one number that follows is repeated."""
+    Each part begins with a head. An odd one says how many groups of eight packed numbers follow, an
+    even one how often the one number that follows is repeated."""
     if not 0 <= width <= 32:
         raise ValueError(f"numbers of {width} bits")
     reader = _Thrift(data)
@@ -111,7 +113,7 @@ def hybrid(data: bytes, width: int, count: int) -> list[int]:
             packed = int.from_bytes(data[reader.at : end], "little")
             reader.at = end
             for n in range(min(8 * length, missing)):
-                out.append(packed >> n * width & mask)
+                out.append((packed >> (n * width)) & mask)
         else:
             end = reader.at + run_size
             value = int.from_bytes(data[reader.at : end], "little")
@@ -139,9 +141,8 @@ def snappy_blocks(data: bytes) -> tuple[list[int], int]:
         tag = data[at]
         kind = tag & 3
         upper = tag >> 2
-        if (
-            kind == 0
-        ):  # literal bytes; their number follows the tag where it is above 60
+        if kind == 0:
+            # Literal bytes. Their number follows the tag where it is above 60
             extra = max(0, upper - 59)
             length = upper + 1
             if extra:

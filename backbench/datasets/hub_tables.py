@@ -228,16 +228,16 @@ def _list_of(
         )
     if layout.order == "listed":
         class_names, stated = _as_listed(base / layout.beside[0], class_names, stated)
-    place = _places(dataset, layout, files[0], class_names)
+    own_label = _places(dataset, layout, files[0], class_names)  # by the stated one
     for row, label in enumerate(stated):
-        if label not in place:
+        if label not in own_label:
             raise BadInput(
                 f"{files[0]}: row {row} has label {label}; {dataset.name} allows"
-                f" 0..{len(place) - 1}"
+                f" 0..{len(own_label) - 1}"
             )
-    labels = [place[label] for label in stated]
-    classes = [""] * len(place)
-    for label, own in place.items():
+    labels = [own_label[label] for label in stated]
+    classes = [""] * len(own_label)
+    for label, own in own_label.items():
         classes[own] = class_names[label] if class_names else str(own)
     # 3. Paths as in the archives. A table without names of its own is named by its rows
     paths = [

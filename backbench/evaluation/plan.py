@@ -143,9 +143,10 @@ def _run_folder(
 def _groups(
     wanted: WantedTask, plan: EvaluationPlan
 ) -> list[tuple[WantedTask, list[Checkpoint]]]:
-    """Split a task into runs: all checkpoints together if its verb can, else one by one. A cheap
-    reading by its default recipe is fitted to the data, and where that recipe has one size, to
-    checkpoints that take only another one."""
+    """Split a task into runs: all checkpoints together if its verb can, else one by one.
+
+    A cheap reading by its default recipe is fitted: to the data, and to checkpoints that cannot take
+    the recipe's image size."""
     groups: dict[WantedTask, list[Checkpoint]] = {wanted: list(plan.checkpoints)}
     defaults = (TASKS[wanted.task].recipe, f"{wanted.task}_own")
     recipe, *changes = wanted.words

@@ -458,7 +458,8 @@ def _first_mistake(error: ValidationError, cls: type, data: Value) -> str:
 
 
 def _keys_of(place: Sequence[str | int], data: Value) -> list[str | int]:
-    """Return the keys that lead to pydantic's place of a mistake, without its words for types."""
+    """Return the keys of `data` that lead to a mistake. Pydantic's `place` of it also has names of
+    types between them, which are left out."""
     keys: list[str | int] = []
     # The first part of a place is the index in the tuple of `_adapter`
     for part in place[1:]:

@@ -115,14 +115,17 @@ def _scaled(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if len(known) < 2:
             continue
         if len(known) > MOST_BY_IMAGES:
-            # There are too many pairs, so the unit is that of normal values with the same quartiles
+            # There are too many pairs, so the unit is that of normal values with the same quartiles:
+            # their median difference is the distance of the quartiles over the root of 2
             low, high = np.percentile(known, [25, 75])
-            units[c] = (high - low) / 2**0.5 or 1.0
+            if high != low:
+                units[c] = (high - low) / 2**0.5
         else:
             # The median difference of two unequal values
             first, second = np.triu_indices(len(known), 1)
             gaps = np.abs(known[first] - known[second])
-            units[c] = np.median(gaps[gaps > 0]) if gaps.any() else 1.0
+            if gaps.any():
+                units[c] = np.median(gaps[gaps > 0])
         out[there, c] = (known - np.median(known)) / units[c]
     return out, units
 

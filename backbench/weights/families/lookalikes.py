@@ -104,10 +104,15 @@ def shapes_of(model: str, classes: int) -> dict[str, Shape]:
         whole = trunk
         if classes:
             whole = timm.create_model(model, pretrained=False, num_classes=classes)
-    names = [key for key in trunk.state_dict() if not is_counter(key)]
+    in_trunk = trunk.state_dict()
     state = whole.state_dict()
-    names += [key for key in state if key not in set(names) and not is_counter(key)]
-    return {key: tuple(state[key].shape) for key in names if key in state}
+    of_trunk = [key for key in in_trunk if key in state]
+    of_classifier = [key for key in state if key not in in_trunk]
+    found = {}
+    for key in (*of_trunk, *of_classifier):
+        if not is_counter(key):
+            found[key] = tuple(state[key].shape)
+    return found
 
 
 def _prefixes(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -136,7 +141,8 @@ def _bodies(
     last_module = named[-1].rpartition(".")[0] if named else None
     last_named = [key for key in named if key.rpartition(".")[0] == last_module]
     for classifier in ([], named, last_named, keys[-2:], keys[-1:], keys[-4:]):
-        left = tuple(key for key in keys if key not in set(classifier))
+        of_classifier = set(classifier)
+        left = tuple(key for key in keys if key not in of_classifier)
         if len(left) >= FEWEST:
             yield left, tuple(classifier)
 
