@@ -118,8 +118,7 @@ class JobPool:
             attempts = status["attempts"]
             how = attempts[-1].get("how", "killed") if attempts else "not started"
             why = status.get("reason") or how
-            # 3. What follows?
-            # With kind debug the first failure ends the run
+            # 3. What follows? With kind debug, the first failure ends the run.
             if exit_status != 0 and attempt.show:
                 raise Failed(f"{name}: {why}")
             if exit_status == 0:

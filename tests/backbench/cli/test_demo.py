@@ -126,7 +126,7 @@ def test_killed_in_every_step_ends_with_the_same_numbers(whole, tmp_path):
         time.sleep((0.3, 1.0, 2.5)[attempt % 3])
         number = SIGNALS[attempt % len(SIGNALS)]
         process.send_signal(number)
-        # Not the demo alone, whose jobs would go on
+        # Every second kill is of the jobs, too, which would go on without the demo
         if number == signal.SIGKILL and attempt % 2:
             for running in _mentioning(str(out)):
                 os.kill(int(running.parent.name), signal.SIGKILL)
