@@ -21,6 +21,7 @@ from backbench.board.board import (
 from backbench.board.page import write_page
 from backbench.board.page_figures import collect_figures
 from backbench.datasets import catalog
+from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
 from backbench.evaluation import models, wanted
 from backbench.evaluation.measure import measure, refuse, sayings
@@ -194,6 +195,7 @@ def tell_what_is_next(
         if "images_per_second" in result.origin:
             rates.append(result.origin["images_per_second"])
     dataset = plan.wanted[0].dataset
+    images = images_of(plan, dataset)
     soon: list[str] = []
     later: list[str] = []
     for task, recipe in OFFERED:
@@ -201,7 +203,7 @@ def tell_what_is_next(
             continue
         next_task = WantedTask(task, dataset, recipe or TASKS[task].recipe)
         command = command_of(next_task, plan, file)
-        passes = forward_passes(next_task, plan)
+        passes = forward_passes(next_task, images)
         if not rates:
             later.append(f"{command}  (as {passes:,} images through the trunk)")
             continue
@@ -254,10 +256,9 @@ def command_of(wanted_task: WantedTask, plan: EvaluationPlan, file: Path) -> str
     return shlex.join(["backbench", *request.argv()])
 
 
-def forward_passes(wanted_task: WantedTask, plan: EvaluationPlan) -> int:
+def forward_passes(wanted_task: WantedTask, images: Splits) -> int:
     """Return the price of a task by its protocol, in images that pass forward through a trunk."""
     recipe = config.read_recipe(config.find_recipe(wanted_task.recipe, "transfer"))
-    images = images_of(plan, wanted_task.dataset)
     if wanted_task.task == "linear":
         if recipe["augment"] is None:  # features are computed once
             return sum(len(part) for _, part in images.items())
