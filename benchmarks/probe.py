@@ -1,10 +1,13 @@
 """The probes: what `backbench linear` runs, against the customary ways. Three checkpoints together are
 about two processes at once, so they are in wall time."""
 
+import multiprocessing
 import tempfile
+import time
 import warnings
 from collections.abc import Iterable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from torch import nn
 from torchvision import datasets, transforms
 from views import write_photographs
 
+from backbench.__main__ import keep_freed_memory
 from backbench.images.image_list import scan_folder
 from backbench.images.preprocess import Pixels, normalise
 from backbench.knn import knn_scores
@@ -32,10 +36,11 @@ from backbench.transfer.features.batches import (
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.heads import LinearHeads
 from backbench.transfer.protocol import CropAugment, Geometry
+from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.families.resnet_trunk import build_backbone
 
 CPU = torch.device("cpu")
+spawning = multiprocessing.get_context("spawn")
 RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])
 TEMPERATURE = 0.07
 STRENGTHS = (1e2, 1e1, 1e0, 1e-1)  # l2, from the strongest
@@ -44,7 +49,7 @@ STRENGTHS = (1e2, 1e1, 1e0, 1e-1)  # l2, from the strongest
 def checkpoint(arch: str, seed: int = 0) -> Checkpoint:
     torch.manual_seed(seed)
     return Checkpoint(
-        arch=arch, method="random", state_dict=build_backbone(arch).state_dict()
+        arch=arch, method="random", state_dict=build_trunk(arch).state_dict()
     )
 
 
@@ -214,6 +219,65 @@ def frozen_resnet(batch: int, repeats: int) -> None:
     print_ratios("frozen ResNet-50", seconds, batch, note)
 
 
+def fresh_processes(arch: str, batch: int, repeats: int) -> None:
+    """A frozen trunk's forward at 224 px in processes that differ in what becomes of freed memory:
+    the kernel's, as by default, or kept, as the command `backbench` has it."""
+    ways = {
+        "fp32 NCHW": ForwardProcess(arch, batch, plain=True, keeps=False),
+        "folded": ForwardProcess(arch, batch, plain=False, keeps=False),
+        "folded, memory kept": ForwardProcess(arch, batch, plain=False, keeps=True),
+    }
+    seconds = dict.fromkeys(ways, float("inf"))
+    for _ in range(repeats):
+        for name, process in ways.items():
+            seconds[name] = min(seconds[name], process.forward_seconds())
+    for process in ways.values():
+        process.end()
+    title = f"frozen {arch.rpartition(':')[2]}, a process each"
+    print_ratios(title, seconds, batch)
+
+
+class ForwardProcess:
+    """A process with a trunk and a batch, which tells the CPU seconds of a forward pass on demand."""
+
+    def __init__(self, arch: str, batch: int, *, plain: bool, keeps: bool) -> None:
+        self.pipe, theirs = spawning.Pipe()
+        args = (theirs, arch, batch, plain, keeps)
+        self.process = spawning.Process(target=time_forward, args=args)
+        self.process.start()
+        self.pipe.recv()
+
+    def forward_seconds(self) -> float:
+        self.pipe.send(True)
+        return self.pipe.recv()
+
+    def end(self) -> None:
+        self.pipe.send(False)
+        self.process.join()
+
+
+def time_forward(
+    pipe: Connection, arch: str, batch: int, plain: bool, keeps: bool
+) -> None:
+    """Answer each request by the CPU seconds of a forward pass on one thread."""
+    torch.set_num_threads(1)
+    if keeps:
+        keep_freed_memory()
+    point = checkpoint(arch)
+    if plain:
+        trunk = point.backbone().eval()
+    else:
+        trunk = FrozenTrunk.build(point, device=CPU, precision="fp32")
+    images = torch.randn(batch, 3, 224, 224)
+    with torch.inference_mode():
+        trunk(images)  # the first pass, which does not count
+        pipe.send(True)
+        while pipe.recv():
+            began = time.process_time()
+            trunk(images)
+            pipe.send(time.process_time() - began)
+
+
 def clusters(
     count: int, dim: int, classes: int, seed: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -348,6 +412,8 @@ def run(quick: bool) -> None:
     # Below 16 images torch gives one thread's 1 x 1 convolutions to its own product, whatever the
     # layout; an evaluation has 256
     frozen_resnet(16, 3 if quick else 6)
+    for arch in "resnet50", "timm:tf_efficientnet_lite0":
+        fresh_processes(arch, 32, 3 if quick else 6)
     three_checkpoints(96 if quick else 512, 2 if quick else 4)
     warnings.filterwarnings("ignore", category=FutureWarning)  # scikit-learn's
     neighbours(*((4000, 800) if quick else (50_000, 5_000)), repeats=3)

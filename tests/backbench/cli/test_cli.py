@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -248,6 +249,39 @@ def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(
         monkeypatch.setenv(name, value)
     wait_without_spinning()
     assert os.environ.get("OMP_WAIT_POLICY") == expected
+
+
+FREED = """
+import resource
+
+from backbench.__main__ import keep_freed_memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+keep_freed_memory()
+b"x" * 100_000_000
+before = faults()
+for _ in range(5):
+    b"x" * 100_000_000
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's mallopt")
+@pytest.mark.parametrize("said", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
+def test_freed_memory_serves_what_comes_next_unless_the_user_says_otherwise(said):
+    """The kernel hands out 100 MB in 24,414 pages, or in 48 large ones."""
+    kept = {name: v for name, v in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", FREED],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**kept, **said, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    asked = int(done.stdout)
+    assert (asked < 100) if not said else (asked > 200)
 
 
 WINDOWS = """
