@@ -1,6 +1,7 @@
 """Runs frozen trunks, which only give features, and the heads that checkpoints have kept."""
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,9 @@ def state_digest(module: nn.Module) -> str:
     return sha.hexdigest()
 
 
+# Images that pass together through a trunk on a CPU at most. A batch of 256 gains nothing there, and
+# its activations take gigabytes.
+CPU_IMAGES = 32
 ALIKE = 1e-6  # of a feature's largest number: what float32 does not tell apart
 
 
@@ -179,17 +183,28 @@ class FrozenTrunk:
         bf16 = self.precision == "bf16"
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         with autocast, clock.around(self.digest, len(images), self.device):
-            if tokens or self.of_tokens is not None:
-                features = self.module.tokens(images).float()
-            elif self.of_layers is not None:
-                features = layer_cells.read(self.module.layers(images))
-            else:
-                features = self.module(images).float()
+            of_parts = [self._pass(part, tokens) for part in self._parts(images)]
+        features = of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts)
         if tokens:
             return features
         if self.of_tokens is not None:
             return self.of_tokens.make(features.flatten(1, 2))
         return features if self.head is None else self.head(features)
+
+    def _parts(self, images: Tensor) -> Sequence[Tensor]:
+        """Split images (N, 3, H, W) into those that pass together: all on a GPU, few on a CPU."""
+        if self.device.type != "cpu":
+            return [images]
+        count = math.ceil(len(images) / CPU_IMAGES)
+        return images.tensor_split(max(1, count))
+
+    def _pass(self, images: Tensor, tokens: bool) -> Tensor:
+        """Pass images (N, 3, H, W) through the trunk, up to its tokens or layers where these count."""
+        if tokens or self.of_tokens is not None:
+            return self.module.tokens(images).float()
+        if self.of_layers is not None:
+            return layer_cells.read(self.module.layers(images))
+        return self.module(images).float()
 
     @torch.no_grad()
     def with_layers(self, side: int) -> "FrozenTrunk":
