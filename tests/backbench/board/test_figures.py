@@ -1,11 +1,16 @@
 """Ablation curves, from results with known answers."""
 
 import csv
+import hashlib
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+from support import fake_verbs
 from support.records import a_result
 
+from backbench import charts
 from backbench.board import ablation, page_figures
 from backbench.board.board import Board, Measurement, fill
 from backbench.records.store import Result
@@ -82,3 +87,231 @@ def test_one_point_is_no_ablation(tmp_path) -> None:
     board = board_of([row("a", "lorac beta=2", 50.0), row("b", "moco", 40.0)])
     assert ablation.find(board) == []
     assert ablation.write(board, tmp_path) == []
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved: the name of a file -> the axes, the title and the legend."""
+    figures = {}
+
+    def save(figure, stem, legend=()):
+        figures[stem.name] = figure.axes, figure.get_suptitle(), legend
+        return stem.with_suffix(".svg")
+
+    monkeypatch.setattr(charts, "save", save)
+    return figures
+
+
+def panels(axes):
+    return [ax for ax in axes if ax.get_visible() and ax.get_title()]
+
+
+def test_a_curve_has_bars_over_seeds_and_a_dot_for_each(tmp_path, drawn) -> None:
+    rows = []
+    for tau in ("0.1", "0.2"):
+        for place, beta in enumerate(("2", "16", "inf")):
+            for seed in range(3):
+                if (tau, beta) != ("0.2", "16"):
+                    value = 50 + 10 * place + seed
+                    name = f"lorac beta={beta} tau={tau}"
+                    rows.append(row(f"{beta}-{tau}-{seed}", name, value))
+    ((title, _),) = ablation.write(board_of(rows), tmp_path)
+    ((axes, heading, legend),) = drawn.values()
+    assert title == "lorac: beta and tau"
+    assert heading == f"{title} (mean and standard deviation over 3 seeds)"
+    colors = charts.colors(2)
+    assert legend == [("lorac tau=0.1", colors[0]), ("lorac tau=0.2", colors[1])]
+    (ax,) = panels(axes)
+    assert ax.get_title() == "linear, digits: top1"
+    assert ax.get_xlabel() == "beta"
+    assert ax.get_ylabel().startswith("linear-test-v1")
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["2", "16", "inf"]
+    first, second = (container.lines[0] for container in ax.containers)
+    assert list(first.get_ydata()) == [51.0, 61.0, 71.0]
+    assert list(second.get_ydata()) == [51.0, 71.0]
+    # Two curves stand a little to the left and to the right, so that bars do not cover each other
+    left, right = first.get_xdata()[0], second.get_xdata()[0]
+    assert left == pytest.approx(-right) and 0 < right < 0.2
+    assert list(second.get_xdata() - right) == pytest.approx([0, 2])
+    (bars,) = ax.containers[0].lines[2]
+    low, high = bars.get_segments()[0][:, 1]
+    assert (low, high) == pytest.approx((50.0, 52.0))
+    dots = [line for line in ax.lines if line.get_marker() == "."]
+    assert [list(line.get_ydata()) for line in dots[:2]] == [[50, 51, 52], [60, 61, 62]]
+
+
+def test_one_seed_has_no_bar_and_says_so(tmp_path, drawn) -> None:
+    rows = [
+        row("a", "lorac beta=2", 50.0),
+        row("b", "lorac beta=averylongvalueindeed", 60.0),
+    ]
+    ablation.write(board_of(rows), tmp_path)
+    ((axes, heading, legend),) = drawn.values()
+    assert heading == "lorac: beta (one seed)"
+    assert [words for words, _ in legend] == ["lorac"]
+    (ax,) = panels(axes)
+    ticks = [tick.get_text() for tick in ax.get_xticklabels()]
+    assert (
+        ticks[0] == "2" and ticks[1].startswith("averylong") and ticks[1].endswith("…")
+    )
+    assert len(ticks[1]) == ablation.TICK
+    (bars,) = ax.containers[0].lines[2]
+    assert all(
+        low == high for low, high in (part[:, 1] for part in bars.get_segments())
+    )
+    file = next(tmp_path.glob("*.csv"))
+    with file.open() as lines:
+        first, _ = csv.DictReader(lines)
+    assert (first["seeds"], first["std"], first["values"]) == ("1", "", "50")
+
+
+def test_accuracy_over_the_norm_is_the_last_panel(tmp_path, drawn) -> None:
+    rows = []
+    for beta, value, norm in (("2", 50.0, 8.0), ("16", 60.0, 9.0), ("inf", 70.0, None)):
+        name = f"lorac beta={beta}"
+        rows.append(row(beta, name, value))
+        rows.append(row(beta, name, value + 20, metric="top5"))
+        if norm is not None:
+            rows.append(row(beta, name, norm, task="analyze", metric="nuclear_norm"))
+        rows.append(row(beta, name, 0.5, task="analyze", metric="alignment"))
+        rows.append(row(beta, name, 30.0, task="analyze", metric="rankme"))
+    board = board_of(rows)
+    ablation.write(board, tmp_path)
+    ((axes, _, _),) = drawn.values()
+    titles = [ax.get_title() for ax in panels(axes)]
+    assert titles == [
+        "linear, digits: top1",
+        "analyze, digits: nuclear_norm",
+        "analyze, digits: rankme",
+        "linear over nuclear norm",
+    ]
+    last = panels(axes)[-1]
+    assert (last.get_xlabel(), last.get_ylabel()) == ("nuclear norm", "top1")
+    dots = [(line.get_xdata()[0], line.get_ydata()[0]) for line in last.lines]
+    assert sorted(dots) == [(8.0, 50.0), (9.0, 60.0)]
+    assert sorted(text.get_text() for text in last.texts) == ["16", "2"]
+    # The csv has everything
+    with next(tmp_path.glob("*.csv")).open() as lines:
+        columns = {line["column"] for line in csv.DictReader(lines)}
+    assert len(columns) == 5
+
+
+def test_statistics_keep_two_panels_beside_many_accuracies() -> None:
+    rows = []
+    for beta in ("2", "16"):
+        for number in range(12):
+            rows.append(row(beta, f"x beta={beta}", 50.0, metric=f"top1_k{number}"))
+        for metric in ("class_overlap", "rankme", "view_cosine", "alignment"):
+            rows.append(row(beta, f"x beta={beta}", 1.0, task="analyze", metric=metric))
+    board = board_of(rows)
+    (found,) = ablation.find(board)
+    chosen = ablation._panels(ablation.columns(found, board))
+    assert len(chosen) == 8
+    assert [c.metric for c in chosen if c.task == "analyze"] == [
+        "view_cosine",
+        "rankme",
+    ]
+
+
+def test_names_that_are_cut_to_one_are_told_apart_by_number(tmp_path, drawn) -> None:
+    rows = []
+    for key in ("one", "other"):
+        for value in ("1", "2"):
+            name = f"{'long ' * 30}{key}={value}"
+            rows.append(row(f"{key}{value}", name, 50.0))
+    written = ablation.write(board_of(rows), tmp_path)
+    names = [file.name for _, file in written]
+    assert len(set(names)) == 2
+    assert names[1] == names[0].removesuffix(".svg") + "-1.svg"
+    assert len(names[0]) <= 104 and names[0].startswith("ablation-long-long-")
+    assert {file.parent for _, file in written} == {tmp_path}
+
+
+def test_what_one_point_alone_has_is_no_column() -> None:
+    rows = [row("a", "x beta=2", 50.0), row("b", "x beta=3", 60.0)]
+    rows.append(row("a", "x beta=2", 70.0, metric="top5"))
+    rows.append(row("b", "x beta=3", None, metric="top5"))
+    board = board_of(rows)
+    (found,) = ablation.find(board)
+    assert [column.metric for column in ablation.columns(found, board)] == ["top1"]
+
+
+# An analysis's own figures
+
+
+def test_an_analysis_shows_its_overviews_on_the_page(tmp_path) -> None:
+    run = tmp_path / "analyze"
+    (run / "pictures").mkdir(parents=True)
+    overviews = list(page_figures.OVERVIEWS.items())
+    for name, _ in overviews[:2]:
+        svg = '<svg viewBox="0 0 320.5 200.25"></svg>'
+        (run / "pictures" / f"{name}.svg").write_text(svg)
+    spaces = [{"name": "b"}, {"name": "a"}, {"name": "b"}]
+    about = {"dataset": "digits", "spaces": spaces}
+    (run / "analysis.json").write_text(json.dumps(about))
+    result = row("a" * 64, "a", 8.0, task="analyze", metric="nuclear_norm")
+    board = fill([Measurement(result, run), Measurement(row("a" * 64, "a", 5.0), run)])
+    figures = page_figures.collect_figures(board, []).figures
+    titles = [f"Features on digits: b, a ({note})" for _, note in overviews[:2]]
+    assert [figure.title for figure in figures] == titles
+    assert (figures[0].width, figures[0].height) == (320, 200)
+    # The page goes without the figures of a run whose file is damaged
+    for damaged in ("{", "{}", "[]", '{"spaces": 3}'):
+        (run / "analysis.json").write_text(damaged)
+        assert page_figures.collect_figures(board, []).figures == []
+
+
+# Curves of a pretraining
+
+
+def pretraining(folder, lines, **about):
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"verb": "pretrain", **about}))
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+
+
+def test_curves_are_thinned_to_means(tmp_path) -> None:
+    count = 4 * page_figures.CURVE_POINTS
+    lines = [{"step": n, "loss": float(n), "epoch": n / 100} for n in range(count)]
+    for n in (0, 1, 2, 3):
+        lines[n]["rare"] = 1.0
+    pretraining(tmp_path / "lorac", lines)
+    (curve,) = page_figures.collect_figures(board_of([]), [tmp_path]).curves
+    assert (curve.name, curve.row, curve.marks) == ("lorac", None, [])
+    assert curve.x == list(range(3, count, 4))
+    assert curve.y["loss"][:3] == [1.5, 5.5, 9.5]
+    assert "rare" not in curve.y and "step" not in curve.y
+
+
+def test_what_has_no_curve_is_left_out(tmp_path) -> None:
+    lines = [{"step": n, "loss": 1.0} for n in range(50)]
+    pretraining(tmp_path / "a", lines[:1])
+    pretraining(tmp_path / "b", lines, verb="detect")
+    pretraining(tmp_path / "c", [{"step": n} for n in range(50)])
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "metrics.jsonl").write_text(
+        "".join(json.dumps(x) + "\n" for x in lines)
+    )
+    pretraining(tmp_path / "e", lines)
+    found = page_figures.collect_figures(board_of([]), [tmp_path, tmp_path / "nowhere"])
+    assert [curve.name for curve in found.curves] == ["e"]
+
+
+def test_a_curve_has_its_checkpoints_name_and_the_step_of_its_prior(tmp_path) -> None:
+    lines = [{"step": n, "loss": 1.0, "epoch": n / 10} for n in range(50)]
+    for name, prior in (("with", "lorac"), ("without", "none")):
+        method = {"prior": prior, "prior_from": 0.5}
+        identity = {"recipe": {"method": method, "epochs": 4}}
+        pretraining(tmp_path / name, lines, identity=identity)
+    digest = hashlib.sha256(b"with").hexdigest()
+    fake_verbs.write_checkpoint(tmp_path / "with" / "backbone.safetensors", "with")
+    named = {"provenance": {"name": "its own name"}}
+    file = tmp_path / "without" / "backbone.safetensors"
+    fake_verbs.write_checkpoint(file, "without", **named)
+    board = board_of([row("b" * 64, "other", 4.0), row(digest, "of the board", 5.0)])
+    first, second = page_figures.collect_figures(board, [tmp_path]).curves
+    assert first.name == board.labels()[digest]
+    assert board.rows[first.row].checkpoint == digest
+    assert [(mark.x, mark.text) for mark in first.marks] == [(20, "prior on")]
+    assert (second.name, second.row, second.marks) == ("its own name", None, [])
