@@ -1,0 +1,191 @@
+"""What `evaluate` says around its numbers: the plan, the table, and what can be measured next."""
+
+import json
+import logging
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.records import a_result
+
+from backbench.board.board import Measurement, fill
+from backbench.cli import evaluate
+from backbench.evaluation.wanted import WantedTask
+from backbench.requests import parsing
+from backbench.requests.detect import DetectRequest
+
+
+class Images(list):
+    """Splits of 80, 20 and 50 images of three classes."""
+
+    train = SimpleNamespace(classes=("a", "b", "c"))
+
+    def items(self):
+        return {"train": range(80), "val": range(20), "test": range(50)}.items()
+
+    def both(self):
+        return range(100)
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate, "images_of", lambda *_, **__: Images())
+    task = WantedTask("knn", "mine", "knn_own")
+    about = {"wanted": [task], "root": tmp_path / "data", "runs": []}
+    return SimpleNamespace(**about, checkpoints=["one", "two"])
+
+
+def recipe(folder, **content):
+    file = folder / f"recipe{len(list(folder.iterdir()))}.yaml"
+    file.write_text(json.dumps(content))  # JSON is YAML
+    return str(file)
+
+
+BY_EPOCHS = {"default": {"epochs": 10}, "flowers": {"iterations": 100}}
+PARTS = {"10": {"length": {"epochs": 20}}, "100": {"length": {"epochs": 5}}}
+
+
+@pytest.mark.parametrize(
+    ("task", "content", "passes"),
+    [
+        # Features are computed once
+        ("linear/mine", {"augment": None}, 150),
+        # All rates in one pass, then the best one again
+        ("linear/mine", {"augment": {}, "length": BY_EPOCHS}, 2 * 10 * 100),
+        ("linear/flowers", {"augment": {}, "length": BY_EPOCHS}, 2 * 100 * 256),
+        (
+            "linear/flowers",
+            {"augment": {}, "length": BY_EPOCHS, "batch_size": 8},
+            1600,
+        ),
+        # A backward pass costs two; three rates and the best one again
+        ("semi_10pct/mine", {"parts": PARTS, "head_lr": [1, 2, 3]}, 3 * 4 * 20 * 10),
+        ("finetune/mine", {"parts": PARTS, "head_lr": [1]}, 3 * 2 * 5 * 100),
+    ],
+)
+def test_a_price_is_in_images_through_the_trunk(tmp_path, plan, task, content, passes):
+    wanted = WantedTask(*task.split("/"), recipe(tmp_path, **content))
+    assert evaluate.forward_passes(wanted, plan) == passes
+
+
+def offered(monkeypatch, passes):
+    """Let the tasks that are offered cost so many passes."""
+
+    def price(task, plan):
+        return passes[task.task]
+
+    monkeypatch.setattr(evaluate, "forward_passes", price)
+
+
+def rows(*speeds):
+    return [
+        a_result(origin={} if speed is None else {"images_per_second": speed})
+        for speed in speeds
+    ]
+
+
+def test_what_takes_an_hour_at_most_comes_first(plan, monkeypatch, capsys):
+    offered(
+        monkeypatch, {"linear": 3600 * 50, "semi_10pct": 3600 * 50 + 50, "finetune": 10}
+    )
+    evaluate.tell_what_is_next(
+        plan, Path("out/checkpoint.safetensors"), rows(200, 50, None)
+    )
+    soon, later = capsys.readouterr().out.split("What takes longer:\n")
+    first, *lines = soon.splitlines()
+    assert first.startswith("Next, at most an hour each, for one model")
+    verbs = [line.split()[1] for line in lines]
+    assert verbs == ["linear", "finetune", "linear", "finetune"]
+    # By the slowest speed just seen
+    assert "(as 180,000 images through the trunk, about 1.0 hours)" in lines[0]
+    assert [line.split()[1] for line in later.splitlines()[:-1]] == [
+        "semisup",
+        "semisup",
+    ]
+    assert (
+        later.splitlines()[-1]
+        .strip()
+        .startswith("detection needs boxes, as COCO's json")
+    )
+
+
+def test_without_a_speed_all_may_take_longer(plan, monkeypatch, capsys):
+    offered(monkeypatch, {"linear": 1500, "semi_10pct": 20, "finetune": 10})
+    evaluate.tell_what_is_next(plan, Path("out/checkpoint.safetensors"), rows(None))
+    said = capsys.readouterr().out
+    assert "Next" not in said
+    assert "(as 1,500 images through the trunk)" in said
+    assert len(said.splitlines()) == 8
+
+
+def test_commands_that_are_offered_are_commands(plan, tmp_path, monkeypatch, capsys):
+    offered(monkeypatch, {"linear": 10, "semi_10pct": 10, "finetune": 10})
+    file = tmp_path / "out" / "checkpoint.safetensors"
+    evaluate.tell_what_is_next(plan, file, rows(100))
+    for line in capsys.readouterr().out.splitlines()[1:7]:
+        command = line.strip().partition("  (")[0].removeprefix("backbench ")
+        request = parsing.parse(command.split())
+        assert request.data == plan.root
+        assert request.out.parent == file.parent
+
+
+def test_a_shared_dataset_has_no_recipe_of_its_own(plan, monkeypatch, capsys):
+    plan.wanted = [WantedTask("knn", "cifar10", "knn")]
+    offered(monkeypatch, {"linear": 10, "semi_10pct": 10, "finetune": 10})
+    evaluate.tell_what_is_next(plan, Path("out/checkpoint.safetensors"), rows(100))
+    said = capsys.readouterr().out
+    assert "_own" not in said
+    assert len(said.splitlines()) == 1 + 3 + 2
+
+
+def test_seeds_of_the_detectors_are_offered(plan, capsys):
+    file = Path("out/checkpoint.safetensors")
+    own = DetectRequest(
+        config_file="faster_rcnn_own",
+        checkpoint=file,
+        out=Path("out/a"),
+        seed=0,
+        resume=True,
+    )
+    other = DetectRequest(config_file="x", checkpoint=Path("other"), out=Path("out/b"))
+    plan.runs = [
+        SimpleNamespace(request=own, out=Path("out/faster_rcnn")),
+        SimpleNamespace(request=other, out=Path("out/b")),
+        SimpleNamespace(request=object(), out=Path("out/c")),
+    ]
+    evaluate.tell_more_seeds(plan, file)
+    first, command = capsys.readouterr().out.splitlines()
+    assert first.startswith("Next: three seeds of each")
+    request = parsing.parse(command.split()[1:])
+    assert (request.seeds, request.seed, request.resume) == (3, None, False)
+    assert request.out == Path("out/faster_rcnn-seeds")
+    assert request.checkpoint == file
+
+
+def test_the_plan_says_what_the_images_are(plan, caplog):
+    caplog.set_level(logging.INFO, "backbench")
+    plan.wanted.append(WantedTask("knn", "cifar10", "knn"))
+    evaluate.tell_plan(plan)
+    first, second = caplog.messages
+    assert first == "mine: 3 classes; 80 train, 20 val, 50 test images"
+    assert "(knn_own)" in second and "(knn)" in second
+    assert second.endswith("; 2 models on mine, cifar10")
+
+
+def test_the_table_has_a_line_for_each_value(capsys):
+    about = {"task": "knn", "dataset": "digits", "protocol": "knn-x-v1"}
+    results = [
+        a_result(
+            checkpoint="a" * 64, name="good", value=81.26, ci95=(80.0, 82.5), **about
+        ),
+        a_result(
+            checkpoint="b" * 64, name="undefined one", value=None, ci95=None, **about
+        ),
+    ]
+    board = fill(Measurement(result, Path("runs")) for result in results)
+    evaluate.print_table(board)
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == board.measured_columns()[0].name
+    good = next(line for line in lines if "good" in line)
+    assert re.fullmatch(r"  good           +81.3 ± 1.[23]( [*°])?", good)
