@@ -895,3 +895,13 @@ def test_data_list_shows_boxes_and_what_is_wrong_with_them(written, tmp_path, ca
     row = [line for line in lines if line.startswith("VOC ")]
     assert " unusable" in row[0]
     assert "in the layouts of COCO and VOC" in lines[lines.index(row[0]) + 1]
+
+
+def test_a_crowd_is_no_object_to_learn_from(tmp_path):
+    train, val = numbered(tmp_path / "mine", (10, 10))
+    assert lint.few_images("mine", train, val, FASTER_RCNN) == ""
+    for record in train.records:
+        for each in record["annotations"]:
+            each["iscrowd"] = int(each["category_id"] == 0)
+    found = lint.few_images("mine", train, val, FASTER_RCNN)
+    assert "5 in the median of 2;" in found

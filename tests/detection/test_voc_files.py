@@ -72,6 +72,8 @@ def test_corners_are_counted_from_one_and_inside(parse):
         (a_file(an_object(), width=0), "0 x 100 pixels"),
         (a_file(an_object(), height=-1), "200 x -1 pixels"),
         (a_file(an_object(), width=1 << 31), "2147483648 x 100 pixels"),
+        (a_file(an_object(), height=1 << 31), "200 x 2147483648 pixels"),
+        (a_file(an_object(), height=0), "200 x 0 pixels"),
         (a_file(an_object(), width="wide"), "not a VOC annotation file"),
         ("<annotation>", "not a VOC annotation file"),
     ],

@@ -101,3 +101,15 @@ def test_two_draws_give_no_interval():
     two = left_out.change(hits[:2], hits[:2], ~flawed, flawed)
     assert two.ci95 is None and np.isfinite(two.value)
     assert left_out.change(hits, hits, ~flawed, flawed).ci95 is not None
+
+
+def test_each_class_has_its_own_factor_to_new_images():
+    """n / (n - 1), of the images of a class that are kept."""
+    kept = np.array([True, True, True, False, True, True, True])
+    classes = np.array([5, 5, 5, 5, 7, 7, 9])
+    fewest, factor = left_out._class_sizes(kept, classes)
+    assert fewest == 1
+    np.testing.assert_allclose(factor, [1.5, 1.5, 1.5, 1.5, 2, 2, 1])
+    fewest, factor = left_out._class_sizes(kept, None)
+    assert fewest == 6
+    np.testing.assert_allclose(factor, np.full(7, 1.2))

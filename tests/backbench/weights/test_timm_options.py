@@ -174,6 +174,10 @@ def test_maps_of_a_transformer_and_of_a_pyramid():
     maps = pyramid.stages(images(64))
     assert [64 // each.shape[-1] for each in maps] == list(pyramid.strides)
     assert [each.shape[1] for each in maps] == list(pyramid.widths)
+    layers = pyramid.layers(images(64))
+    assert (layers.what, layers.class_tokens) == ("stage", [])
+    assert [each.shape for each in layers.maps] == [each.shape for each in maps]
+    torch.testing.assert_close(layers.feature, pyramid(images(64)))
 
 
 # Names that stand for weights
