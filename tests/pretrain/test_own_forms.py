@@ -1,0 +1,176 @@
+"""The form in which a method trains on one's own pictures: sizes, batches, budgets, lengths."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from backbench.cli import pretrain
+from backbench.errors import BadInput
+from backbench.pretrain import own, train
+from backbench.requests.pretrain import PretrainRequest
+
+
+class Pictures:
+    """So many pictures of these sides, in turn."""
+
+    def __init__(self, count, *sides):
+        self.count = count
+        self.sides = sides or (32,)
+        self.opened = 0
+
+    def __len__(self):
+        return self.count
+
+    def open(self, index):
+        self.opened += 1
+        side = self.sides[index % len(self.sides)]
+        return Image.new("RGB", (side, side + 50))
+
+
+@pytest.mark.parametrize(
+    ("sides", "size"),
+    [((32,), 32), ((96,), 96), ((97,), 224), ((500,), 224), ((30, 40, 500), 40)],
+)
+def test_small_pictures_keep_their_size(sides, size):
+    found = Pictures(3000, *sides)
+    assert own.usual_size(found) == size
+    assert found.opened <= 70  # a few say it
+
+
+def request(method="lorac", **more):
+    return PretrainRequest(
+        recipe=method, images=Path("/x/mine"), out=Path("/x/run"), **more
+    )
+
+
+def changes(count, size=32, *, method="lorac", width=1.0, epochs=0, **more):
+    one = own.request_for(
+        request(method, **more), Pictures(count), size, width=width, epochs=epochs
+    )
+    found = dict(text.partition("=")[::2] for text in one.overrides)
+    return one.recipe, found
+
+
+def test_small_pictures_take_the_small_form_and_others_the_papers():
+    assert changes(3000, 96)[0] == "own/lorac"
+    assert changes(3000, 97)[0] == "lorac/lorac_imagenet"
+    assert own.widths(96) == (0.25, 0.5, 1.0)
+    assert own.widths(97) == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("count", "batch"), [(16, 4), (31, 4), (63, 8), (64, 16), (100_000, 128)]
+)
+def test_a_batch_is_a_power_of_two_of_at_most_a_fourth(count, batch):
+    _, found = changes(count)
+    assert found["batch_size"] == str(batch)
+    # A queue holds at most half of the pictures, in whole batches
+    queue = int(found["method.queue"])
+    assert queue % batch == 0
+    assert queue <= max(count // 2, batch)
+
+
+def test_the_run_is_named_after_its_method_and_pictures():
+    _, found = changes(100)
+    assert found["name"] == '"lorac-mine"'
+    assert found["data.dataset"] == '"mine"'
+    assert changes(100, method="moco_m")[1]["name"] == '"moco-m-mine"'
+    assert changes(100, name="ours")[1]["name"] == '"ours"'
+
+
+def test_a_width_and_a_length_are_changes_of_the_form():
+    _, plain = changes(100)
+    assert "arch" not in plain and "epochs" not in plain
+    _, found = changes(100, width=0.25, epochs=20)
+    assert found["arch"].endswith(',width=0.25"')
+    assert (found["epochs"], found["stop_after_epochs"]) == ("20", "null")
+    assert float(found["optim.warmup_epochs"]) <= 2
+    # What the user says comes last, and so counts
+    one = own.request_for(
+        request(overrides=("epochs=3",)), Pictures(100), 32, width=1.0, epochs=20
+    )
+    assert one.overrides[-1] == "epochs=3"
+
+
+def test_crops_shrink_in_proportion():
+    groups = [{"size": 200, "count": 2}, {"size": 50, "count": 6}]
+    plain = {"views": {"crops": groups}}
+    assert own._crops(plain, 200) == []
+    (override,) = own._crops(plain, 96)
+    assert (
+        override == 'views.crops=[{"size": 96, "count": 2}, {"size": 24, "count": 6}]'
+    )
+
+
+def test_a_run_that_has_begun_keeps_its_form(tmp_path):
+    assert own.kept_form(tmp_path) is None
+    (tmp_path / "recipe.yaml").write_text("arch: resnet18,width=0.25\nepochs: 30\n")
+    assert own.kept_form(tmp_path) == (0.25, 30)
+    (tmp_path / "recipe.yaml").write_text("arch: resnet18\nepochs: 7\n")
+    assert own.kept_form(tmp_path) == (1.0, 7)
+
+
+# Budgets of time
+
+
+@pytest.fixture
+def budget(monkeypatch, caplog):
+    """budget(seconds, *per_step): the width and the epochs that are chosen for 1,024 pictures."""
+    caplog.set_level(logging.INFO, "backbench")
+
+    def chosen(text, *per_step):
+        asked = []
+
+        def request_for(request, found, size, *, width, epochs):
+            asked.append((width, epochs))
+            return SimpleNamespace(recipe="x", width=width)
+
+        def seconds_per_step(config, one):
+            return dict(zip(own.WIDTHS, per_step, strict=False))[one.width]
+
+        config = SimpleNamespace(batch_size=256, arch="resnet18")
+        monkeypatch.setattr(own, "request_for", request_for)
+        monkeypatch.setattr(own, "kept_form", lambda out: None)
+        monkeypatch.setattr(train, "seconds_per_step", seconds_per_step)
+        monkeypatch.setattr("backbench.pretrain.recipe.overrides_of", lambda one: [])
+        monkeypatch.setattr("backbench.recipes.config.load", lambda *_, **__: config)
+        pretrain.within_budget(request(budget=text), Pictures(1024), 32)
+        return asked[-1]
+
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("per_step", "chosen"),
+    [
+        # 1,000 s, of which four fifths train: 4 steps an epoch
+        ((1.0, 4.0, 9.0), (0.5, 50)),  # 200 of the narrowest
+        ((10.0, 40.0, 90.0), (0.25, 20)),
+        ((1.0, 1.5, 4.9), (1.0, 40)),
+        ((1.0, 1.5, 5.1), (0.5, 133)),  # 39 of the widest are too few
+        (
+            (1.0, 1.7, 4.9),
+            (0.5, 117),
+        ),  # less than thrice enough: it is not asked further
+        ((1.6, 2.0, 5.1), (0.5, 100)),
+        ((1.7, 2.0, 5.1), (0.25, 117)),
+    ],
+)
+def test_the_widest_trunk_with_enough_epochs_is_taken(budget, per_step, chosen):
+    assert budget("1000s", *per_step) == chosen
+
+
+def test_a_budget_below_an_epoch_is_refused(budget):
+    with pytest.raises(
+        BadInput, match=r"--budget 100s: one epoch of 1024 pictures takes .* here"
+    ):
+        budget("100s", 21.0, 22.0, 23.0)
+    assert budget("100s", 19.0, 22.0, 23.0) == (0.25, 1)
+
+
+def test_a_budget_of_epochs_is_taken_as_it_is(budget):
+    assert budget("epochs=7") == (1.0, 7)
+    assert budget("") == (1.0, 0)
