@@ -4,8 +4,11 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from support.detection_runs import run_of_config
 
 from backbench.detection import lint
+from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
+from backbench.errors import BadInput
 
 
 @pytest.fixture
@@ -60,3 +63,65 @@ def test_turned_images_are_told(looked, caplog):
     said = "mine/train: 2 of 3 images have an EXIF orientation; they are read as shown"
     assert said in caplog.text
     assert "mine/val" not in caplog.text
+
+
+# What can be scored, but would train wrongly
+
+
+def a_split(*outlines, **more):
+    records = []
+    for number, outline in enumerate(outlines):
+        objects = [{"segmentation": outline}, {}]
+        records.append({"file_name": f"x/{number}.png", "annotations": objects})
+    return SimpleNamespace(file="mine.json", records=records, **more)
+
+
+def a_config(mask_format="polygon", flip="none"):
+    return SimpleNamespace(
+        INPUT=SimpleNamespace(MASK_FORMAT=mask_format, RANDOM_FLIP=flip)
+    )
+
+
+POLYGON, RUNS = [[1, 2, 3, 4, 5, 6]], {"counts": "x"}
+
+
+def test_run_lengths_are_not_trained_on_as_polygons():
+    train = a_split(POLYGON, RUNS, RUNS)
+    says = r"mine\.json: 2 objects have run-length masks \(first in 1\.png\), but polygons are"
+    with pytest.raises(BadInput, match=says):
+        lint.check_training(a_config(), train, MASK_RCNN)
+    lint.check_training(a_config("bitmask"), train, MASK_RCNN)
+    lint.check_training(a_config(), a_split(POLYGON), MASK_RCNN)
+    lint.check_training(a_config(), train, FASTER_RCNN)
+    with pytest.raises(BadInput, match="MASK_FORMAT other: polygon or bitmask"):
+        lint.check_training(a_config("other"), train, MASK_RCNN)
+
+
+def test_keypoints_of_one_side_need_their_partner_where_pictures_are_mirrored():
+    def check(names, flip="horizontal", **more):
+        given = {"partners": None, "partners_unknown": False} | more
+        train = a_split(keypoints=names, **given)
+        lint.check_training(a_config(flip=flip), train, KEYPOINT_RCNN)
+
+    check(("left_eye", "right_eye", "nose"))
+    check(("left_eye", "nose"), flip="none")
+    with pytest.raises(
+        BadInput, match="keypoint 'left_eye' has no partner of the other side"
+    ):
+        check(("left_eye", "nose"))
+    with pytest.raises(BadInput, match="neither flip_idx nor kpt_names in data"):
+        check(("keypoint_1", "keypoint_2"), partners_unknown=True)
+    with pytest.raises(
+        BadInput, match="flip_idx does not exchange 'left_eye' and 'right_eye'"
+    ):
+        check(("left_eye", "right_eye"), partners=(0, 1))
+    check(("left_eye", "right_eye"), partners=(1, 0))
+
+
+@pytest.mark.parametrize("task", [FASTER_RCNN, MASK_RCNN, KEYPOINT_RCNN])
+def test_a_tasks_heads_are_groups_of_its_config(task, tiny_root, tmp_path):
+    run = run_of_config(f"tiny_{task.name}_R_18_FPN", tiny_root, tmp_path)
+    assert run.task == task
+    assert set(task.heads) <= set(run.cfg.MODEL)
+    own = {MASK_RCNN.name: "ROI_MASK_HEAD", KEYPOINT_RCNN.name: "ROI_KEYPOINT_HEAD"}
+    assert task.heads == tuple(filter(None, ["ROI_BOX_HEAD", own.get(task.name)]))

@@ -174,3 +174,18 @@ def test_a_budget_below_an_epoch_is_refused(budget):
 def test_a_budget_of_epochs_is_taken_as_it_is(budget):
     assert budget("epochs=7") == (1.0, 7)
     assert budget("") == (1.0, 0)
+
+
+def test_steps_are_not_timed_where_there_is_no_batch(monkeypatch):
+    config = SimpleNamespace(batch_size=64, epochs=3)
+
+    class Few(list):
+        root = "mine"
+
+    found = Few([1] * 63)
+    monkeypatch.setattr(train, "images_of", lambda *_: found)
+    monkeypatch.setattr(train, "launch", lambda *_: pytest.fail("it started"))
+    with pytest.raises(
+        BadInput, match="mine: 63 images are fewer than one batch of 64"
+    ):
+        train.seconds_per_step(config, request())

@@ -33,6 +33,7 @@ class Node:
         self.waits: list[float] = []
         self.standings: list[str | None] = [None]  # the last one stays
         self.takes_requeues = False
+        self.refuses_once = False
         self.requeued: list[str] = []
 
     def wait(self, seconds: float) -> None:
@@ -44,6 +45,8 @@ class Node:
 
     def requeue(self, number: str) -> bool:
         self.requeued.append(number)
+        if self.refuses_once and len(self.requeued) == 1:
+            return False
         return self.takes_requeues
 
     def task(self, script: str, **more) -> SlurmTask:
@@ -157,6 +160,16 @@ def test_usr2_is_a_preemption_or_the_warning_before_the_end(node, limit_s, how):
     assert node.hows() == [how]
     assert node.requeued == ["12"]
     assert node.status()["state"] == "queued"
+
+
+def test_whom_slurm_wants_gone_asks_to_be_requeued_again(node):
+    """The first try failed: Slurm was busy. The place is still wanted."""
+    node.standings = ["running"]
+    node.takes_requeues = node.refuses_once = True
+    with pytest.raises(Failed, match="again"):
+        node.task(f"{ONCE} {SAVES.format('USR2')}; fi; {DONE}")()
+    assert node.hows() == ["preempted"]
+    assert len(node.requeued) == 2
 
 
 def test_at_the_time_limit_nothing_begins_again_in_the_same_place(node):
