@@ -2,10 +2,11 @@
 
 import io
 import tarfile
+from pathlib import Path
 
 import pytest
 
-from backbench.containers import finding
+from backbench.containers import finding, scan_parquet_arrow_lmdb
 from backbench.errors import BadInput
 
 
@@ -155,3 +156,19 @@ def test_what_is_not_read_counts_beside_the_folder_by_its_name_alone(base):
     assert finding.refusal(base, "train") is None
     touch(base.parent, "mine.tar.gz")
     assert "mine.tar.gz" in finding.refusal(base, "train")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("cat/a.png", "cat/a.png"),
+        ("./cat/a.png", "cat/a.png"),
+        ("/home/x/cat/a.png", "a.png"),  # of the machine that wrote it
+        ("", "part-0000007.jpg"),
+        (None, "part-0000007.jpg"),
+        (3, "part-0000007.jpg"),
+    ],
+)
+def test_a_tables_image_has_the_name_that_its_row_keeps(path, name):
+    file = Path("data/part.parquet")
+    assert scan_parquet_arrow_lmdb._name_of(path, 7, file) == name

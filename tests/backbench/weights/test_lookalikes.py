@@ -297,3 +297,18 @@ def test_labels_of_pictures(tmp_path):
     picture("odd/a.png")
     with pytest.raises(BadInput, match="ImageNet's ids"):
         picture_check.pictures(tmp_path / "odd", 3)
+
+
+def test_networks_that_differ_in_pixels_alone_are_said_where_nobody_told_them():
+    said = lookalikes.twins("vit_small_patch16_224", pixels_told=False)
+    assert said.startswith(
+        "has the tensors of timm:vit_small_patch16_224 (mean 0.5/0.5/0.5"
+    )
+    assert "but also of deit_small_patch16_224 (mean 0.485/0.456/0.406" in said
+    assert lookalikes.twins("vit_small_patch16_224", pixels_told=True) == ""
+    for told in (False, True):
+        assert "tf_efficientnet_lite0" in lookalikes.twins(
+            "efficientnet_lite0", pixels_told=told
+        )
+        assert lookalikes.twins("test_vit", pixels_told=told) == ""
+        assert lookalikes.twins("no_such_network", pixels_told=told) == ""
