@@ -1,0 +1,179 @@
+"""Folders in VOC's format: lists, pairs, and what is wrong with them in one line."""
+
+import pytest
+from PIL import Image
+
+from backbench.datasets.boxes import voc_xml
+from backbench.errors import BadInput
+
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+def an_object(name="cat", box=(1, 1, 4, 3), **changes):
+    values = dict(zip(CORNERS, box, strict=True)) | changes
+    inside = "".join(f"<{k}>{v}</{k}>" for k, v in values.items() if v is not None)
+    named = "" if name is None else f"<name>{name}</name>"
+    return f"<object>{named}<bndbox>{inside}</bndbox></object>"
+
+
+def a_file(*objects, width=8, height=4):
+    sides = f"<size><width>{width}</width><height>{height}</height></size>"
+    return f"<annotation>{sides}{''.join(objects)}</annotation>"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """folder(files): name -> its text, or a picture of 8 x 4 pixels for each .png."""
+    base = tmp_path / "mine"
+
+    def write(files):
+        for name, text in files.items():
+            file = base / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.suffix == ".png":
+                Image.new("RGB", (8, 4)).save(file)
+            else:
+                file.write_text(text)
+        return base
+
+    return write
+
+
+def named(*names, where="JPEGImages"):
+    """Pictures and their annotations."""
+    files = {f"{where}/{name}.png": "" for name in names}
+    return files | {f"Annotations/{name}.xml": a_file(an_object()) for name in names}
+
+
+def parts_of(base):
+    found = voc_xml.find(base)
+    return {split: [pair.image for pair in part.pairs] for split, part in found.items()}
+
+
+LIST = "ImageSets/Main/{}.txt"
+
+
+@pytest.mark.parametrize("where", ["JPEGImages", "images"])
+def test_without_lists_all_pictures_are_one_part(folder, where):
+    base = folder(named("a", "b", where=where))
+    assert parts_of(base) == {"": [f"{where}/a.png", f"{where}/b.png"]}
+
+
+@pytest.mark.parametrize(
+    ("lists", "splits"),
+    [
+        ({"train": "a\nb 1\n\n", "val": "c -1"}, {"train": "ab", "val": "c"}),
+        ({"trainval": "a\nb\nc", "test": "d"}, {"train": "abc", "test": "d"}),
+        ({"trainval": "a\nb\nc", "train": "a", "val": "b"}, {"train": "a", "val": "b"}),
+        # A val beside trainval alone is a part of it
+        ({"trainval": "a\nb", "val": "b", "test": "d"}, {"train": "ab", "test": "d"}),
+        ({"cat_train": "a", "train": "b"}, {"train": "b"}),
+    ],
+)
+def test_lists_say_which_pictures_are_of_a_split(folder, lists, splits):
+    files = named(*"abcd") | {LIST.format(name): text for name, text in lists.items()}
+    expected = {
+        k: [f"JPEGImages/{name}.png" for name in names] for k, names in splits.items()
+    }
+    assert parts_of(folder(files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (
+            {"Annotations/a.xml": a_file()},
+            "has 1 XML files in Annotations, and no images; put them",
+        ),
+        (
+            named("a") | {LIST.format("train"): "a\na"},
+            "line 2: 'a' is listed twice; take one out",
+        ),
+        (
+            named("a") | {LIST.format("train"): "z"},
+            "line 1: 'z' has no image; put it in",
+        ),
+        (
+            named("a") | {LIST.format("train"): "\n"},
+            "train.txt: lists no image; write one name",
+        ),
+        (
+            named("a") | {"JPEGImages/b.png": "", LIST.format("train"): "a\nb"},
+            "line 2: 'b' has no b.xml in",
+        ),
+        (
+            named("a") | {"JPEGImages/b.png": ""},
+            "1 images have no XML file, first b.png; write",
+        ),
+        (
+            named("a") | {"Annotations/b.xml": a_file()},
+            "1 label files have no image, first b.xml",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_folder_is_said(folder, files, says):
+    base = folder(files)
+    with pytest.raises(BadInput) as error:
+        voc_xml.find(base)
+    assert says in str(error.value)
+    assert str(base) in str(error.value) and "\n" not in str(error.value)
+
+
+def read(base):
+    return voc_xml.read(list(voc_xml.find(base).values()))
+
+
+def test_corners_become_boxes_and_classes_are_those_of_all_parts(folder):
+    files = named("a", "b")
+    files["Annotations/a.xml"] = a_file(
+        an_object("dog"), an_object("cat", (2, 2, 8, 4))
+    )
+    files["Annotations/b.xml"] = a_file(an_object("emu"))
+    files |= {LIST.format("train"): "a", LIST.format("val"): "b"}
+    train, val = read(folder(files))
+    assert [row["name"] for row in train["categories"]] == ["cat", "dog", "emu"]
+    assert train["categories"] == val["categories"]
+    dog, cat = train["annotations"]
+    assert (dog["category_id"], cat["category_id"]) == (2, 1)
+    assert cat["bbox"][2:] == [7, 3]
+    assert dog["bbox"][0] == cat["bbox"][0] - 1
+    (image,) = val["images"]
+    assert (image["width"], image["height"]) == (8, 4)
+    assert image["file_name"].endswith("b.png")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (a_file(), "no image has an object; annotate some, as <object><name>..."),
+        (a_file(an_object(None)), "has no <name>; write its class"),
+        (a_file(an_object("  ")), "has no <name>; write its class"),
+        (a_file(an_object("a&#9;b")), "its <name> holds"),
+        (
+            a_file(an_object(ymax=None)),
+            "(cat) has no <bndbox><ymax>; a box has xmin, ymin, xmax",
+        ),
+        (a_file(an_object(xmin="left")), "(cat): <xmin> is 'left'; write pixels"),
+        (a_file(an_object(xmin="nan")), "(cat): <xmin> is 'nan'; write pixels"),
+        (
+            a_file(an_object(), width=0),
+            "<width> is '0'; write the image's width in pixels",
+        ),
+        (
+            a_file(an_object(), height="4.5"),
+            "<height> is '4.5'; write the image's height",
+        ),
+        (a_file(an_object(box=(4, 1, 1, 3))), "(cat)"),
+        ("<annotation>", "a.xml"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_to_write(folder, text, says):
+    base = folder({**named("a"), "Annotations/a.xml": text})
+    with pytest.raises(BadInput) as error:
+        read(base)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_folder_of_voc_is_none(folder):
+    assert voc_xml.find(folder({"cat/a.png": ""})) is None
