@@ -251,3 +251,45 @@ def test_fingerprints_are_equal_exactly_when_the_values_are():
     assert found == config.fingerprint(Recipe(name="r", pair=(0.0, 1.0)))
     assert found != config.fingerprint(Recipe(name="r", lr=0.2))
     assert config.fingerprint({"x": 1, "y": 2}) == config.fingerprint({"y": 2, "x": 1})
+
+
+def test_a_variant_of_two_families_is_refused(tmp_path):
+    text = "name: all\nvariants:\n  rex: {name: r}"
+    write(tmp_path, "one", text)
+    assert (
+        config.find_recipe(tmp_path / "rex.yaml", "pretrain")
+        == tmp_path / "one.yaml" / "rex"
+    )
+    write(tmp_path, "two", text)
+    says = f"two families have a variant 'rex': {tmp_path / 'one.yaml'}, {tmp_path / 'two.yaml'}"
+    with pytest.raises(BadInput, match=says):
+        config.find_recipe(tmp_path / "rex.yaml", "pretrain")
+    # A file of its own wins
+    file = write(tmp_path, "rex", "name: r")
+    assert config.find_recipe(tmp_path / "rex.yaml", "pretrain") == file
+
+
+def test_a_recipe_is_a_file_that_ends_so(tmp_path):
+    other = tmp_path / "a.yml"
+    other.write_text("name: r")
+    assert config.find_recipe(other, "pretrain") == other
+    text = tmp_path / "a.txt"
+    text.touch()
+    with pytest.raises(
+        BadInput, match=r"a\.txt: recipes are \.yaml files; give one, or a name"
+    ):
+        config.find_recipe(text, "pretrain")
+
+
+def test_the_sentence_above_a_recipe_says_what_it_is(tmp_path):
+    file = write(
+        tmp_path,
+        "a",
+        "# What all share. And more of it\n# in two lines.\nname: all\nvariants:\n"
+        "  # Of the first one; with a\n  # comment.\n  rex:\n    name: r\n  # Others.\n"
+        "  lassie: {name: l}\n  none:\n    name: n\n",
+    )
+    assert config.first_sentence(file) == "What all share"
+    assert config.first_sentence(file / "rex") == "Of the first one"
+    assert config.first_sentence(file / "none") == ""
+    assert config.first_sentence(write(tmp_path, "b", "name: r\n# late")) == ""
