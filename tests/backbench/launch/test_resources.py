@@ -3,7 +3,12 @@
 import pytest
 
 from backbench.errors import BadInput
-from backbench.launch.clusters import Resources, read_cluster, recorded_cluster
+from backbench.launch.clusters import (
+    Resources,
+    check_resources,
+    read_cluster,
+    recorded_cluster,
+)
 from backbench.launch.job import Job
 from backbench.recipes import config
 
@@ -115,6 +120,22 @@ def test_a_jobs_row_stands_over_its_verbs_and_that_over_the_default(lab):
 def test_a_cluster_that_would_not_do_is_refused(lab, content, says):
     with pytest.raises(BadInput, match=says):
         read_cluster(lab.cluster("slurm", fake=False, **content))
+
+
+@pytest.mark.parametrize(
+    ("resources", "says"),
+    [
+        ({"gpus": 4}, "x asks for 4 GPUs; this machine has 2"),
+        ({"nodes": 2}, "x asks for 2 nodes; 'local0' is one machine"),
+    ],
+)
+def test_every_job_is_looked_at_before_one_starts(lab, resources, says):
+    cluster = read_cluster(lab.cluster("local", gpus=2))
+    check_resources(cluster, [a_job(), a_job(gpus=2)])
+    with pytest.raises(BadInput, match=says):
+        check_resources(cluster, [a_job(), a_job(gpus=1), a_job(**resources)])
+    # Where no GPU is handed out, the jobs see those of the machine
+    check_resources(read_cluster(lab.cluster("local")), [a_job(gpus=4)])
 
 
 # The cluster of a record, which anybody may have written
