@@ -418,3 +418,21 @@ def test_whoever_acts_writes_down_what_slurm_forgets(lab, stand_in_slurm):
     states = {name: state for name, (state, _) in shown(ledger).items()}
     assert states["slurm/cancelled"] == states["slurm/pends"] == "cancelled"
     assert states["slurm/broke"] == states["unnumbered/0"] == "lost"
+
+
+@pytest.mark.parametrize(
+    ("forgiven", "state", "cause"),
+    [(0, "stopped", ""), (1, "lost", "forgotten")],
+)
+def test_a_job_that_was_submitted_again_has_not_begun(
+    tmp_path, stand_in_slurm, forgiven, state, cause
+):
+    """Its earlier attempts were forgiven: nothing of it is there to be continued."""
+    ledger = Ledger(tmp_path / "runs")
+    one = job("x/one")
+    submit(ledger, one, ids=("7",))
+    attempts = [{"start": HOUR_AGO, "end": HOUR_AGO + 1, "how": "failed"}]
+    status = {"name": one.name, "state": "queued", "attempts": attempts}
+    ledger.write_status(one, {**status, "forgiven": forgiven})
+    found = Snapshot(ledger).states[one.name]
+    assert (found.name, found.cause) == (state, cause)
