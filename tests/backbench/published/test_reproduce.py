@@ -281,6 +281,24 @@ def with_lower_printed_number(members):
     resealed(members, bundle.LIST, members[bundle.LIST].replace(b"67.5", b"67.0"))
 
 
+def with_a_stranger(members):
+    manifest = json.loads(members[bundle.MANIFEST])
+    manifest["covered"]["stranger"] = []
+    members[bundle.MANIFEST] = json.dumps(manifest).encode()
+
+
+def with_odd_coverage(members):
+    manifest = json.loads(members[bundle.MANIFEST])
+    manifest["covered"]["dino"] = [3]
+    members[bundle.MANIFEST] = json.dumps(manifest).encode()
+
+
+def with_an_odd_table(members):
+    resealed(
+        members, bundle.TABLE, members[bundle.TABLE].replace(b"within", b"outside", 1)
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "status", "said"),
     [
@@ -293,10 +311,34 @@ def with_lower_printed_number(members):
             "no bundle of `backbench reproduce`",
         ),
         (lambda m: m.update({bundle.MANIFEST: b"[" * 9999}), 2, "manifest.json"),
+        (lambda m: m.pop(bundle.MANIFEST), 2, "(no manifest.json in it)"),
+        (
+            lambda m: m.update({bundle.MANIFEST: b"[]"}),
+            2,
+            "manifest.json must be a table",
+        ),
+        (lambda m: m.update({bundle.MANIFEST: b"{"}), 2, "manifest.json: "),
+        (with_a_stranger, 2, "'stranger' is none of the list's checkpoints"),
+        (with_an_odd_table, 1, "does not follow"),
+        (with_odd_coverage, 2, "short.zip"),
         (with_better_table, 1, "does not follow"),
         (with_lower_printed_number, 1, "does not follow"),
     ],
-    ids=["row", "lost", "more", "no manifest", "nested", "table", "list"],
+    ids=[
+        "row",
+        "lost",
+        "more",
+        "other format",
+        "nested",
+        "no manifest",
+        "list for it",
+        "damaged",
+        "stranger",
+        "odd table",
+        "odd coverage",
+        "table",
+        "list",
+    ],
 )
 def test_a_changed_bundle_is_refused(sent, capsys, change, status, said):
     changed(sent, change)
