@@ -11,6 +11,7 @@ from torchvision.models.detection import (
     FasterRCNN_ResNet50_FPN_Weights,
     KeypointRCNN_ResNet50_FPN_Weights,
 )
+from torchvision.models.segmentation import FCN_ResNet50_Weights
 
 from backbench.datasets import catalog
 from backbench.datasets.readers import VOC07_CLASSES
@@ -78,7 +79,12 @@ def test_the_orientation_of_a_picture_is_exifs():
 def test_detections_sets_have_their_published_sizes():
     assert DETECTION_SIZES["coco2017"] == (118287, 5000)
     assert DETECTION_SIZES["voc2007"] == (16551, 4952)
-    assert len(VOC07_CLASSES) == 20 and len(set(VOC07_CLASSES)) == 20
+
+
+def test_vocs_classes_are_torchvisions():
+    theirs = FCN_ResNet50_Weights.DEFAULT.meta["categories"]
+    assert set(VOC07_CLASSES) == set(theirs) - {"__background__"}
+    assert list(VOC07_CLASSES) == sorted(VOC07_CLASSES)
 
 
 def test_timms_sets_have_as_many_images_as_ours():

@@ -1,5 +1,6 @@
 """Finetuning: the lists, two rates, the choice, the refit, and that no kill changes a number."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -337,3 +338,26 @@ def test_processes_share_the_statistics_of_a_batch(world, synced):
     network = Network(checkpoint, 10, p, 0, machine)
     kinds = {type(module) for module in network.module.modules()}
     assert (torch.nn.BatchNorm2d not in kinds) == synced
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16)]
+)
+def test_a_network_computes_in_the_precision_of_its_protocol(
+    monkeypatch, precision, dtype
+):
+    used = []
+    monkeypatch.setattr(finetune.precision, "use", used.append)
+    p = dataclasses.replace(
+        load_protocol("semisup_demo", ["finetune"]), precision=precision
+    )
+    network = Network(of_arch("resnet18"), 10, p, 0, ONE)
+    seen = []
+    network.module.register_forward_hook(
+        lambda module, given, out: seen.append(out.dtype)
+    )
+    with torch.no_grad():
+        logits = network(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+    assert (logits.shape, logits.dtype) == ((2, 10), torch.float32)
+    assert seen == [dtype or torch.float32]
+    assert used == [precision]
