@@ -219,6 +219,55 @@ def test_class_names_are_unique():
     assert not twice.keys() - {"Config", "Method"}, twice
 
 
+# The data classes that are filled or changed as they are used. All others are values: whoever holds
+# one may keep it, share it and use it as a key.
+STATE = {
+    *(
+        "Ablation",
+        "Attempt",
+        "Board",
+        "Cell",
+        "GridRun",
+        "Heads",
+        "Held",
+        "ListVerdict",
+    ),
+    *(
+        "Objective",
+        "Plan",
+        "ProbeTraining",
+        "ResumableSteps",
+        "SavedState",
+        "SlurmTask",
+    ),
+    *("Training", "TriedRates", "Windows", "_Announced"),
+}
+
+
+def is_frozen(decorator: ast.expr) -> bool | None:
+    """Say whether a data class's decorator freezes it; None for another decorator."""
+    call = decorator if isinstance(decorator, ast.Call) else None
+    name = ast.unparse(call.func if call else decorator)
+    if name.rpartition(".")[2] != "dataclass":
+        return None
+    flags = (
+        {each.arg: ast.unparse(each.value) for each in call.keywords} if call else {}
+    )
+    return flags.get("frozen") == "True"
+
+
+def test_data_classes_are_values_but_for_those_that_hold_state():
+    found = set()
+    for path in SOURCES:
+        if path.relative_to(ROOT).parts[0] in ("tools", "benchmarks"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            decorators = getattr(node, "decorator_list", ())
+            if isinstance(node, ast.ClassDef) and False in map(is_frozen, decorators):
+                found.add(node.name)
+    assert found == STATE
+
+
 def test_no_loose_loading_and_no_junk_drawer():
     for path in SOURCES:
         assert "strict=" + "False" not in path.read_text(), path
