@@ -167,6 +167,22 @@ def test_readings_of_several_layers_are_joined():
     assert layers.maps[0].shape == (2, 24, 4, 4)
 
 
+def test_a_reading_by_attention_is_the_models_own():
+    arch = "timm:vit_base_patch16_siglip_224,depth=1,embed_dim=24,img_size=32,num_heads=2,patch_size=8"
+    trunk = trunk_of(arch, readings.MAP)
+    x = images()
+    with torch.no_grad():
+        features = trunk(x)
+        expected = trunk.model.forward_head(
+            trunk.model.forward_features(x), pre_logits=True
+        )
+        layers = trunk.layers(x)
+    torch.testing.assert_close(features, expected)
+    torch.testing.assert_close(layers.feature, features)
+    assert (len(layers.maps), layers.class_tokens) == (1, [])
+    assert trunk.feature_dim == 24
+
+
 def test_maps_of_a_transformer_and_of_a_pyramid():
     (single,) = trunk_of(VIT).stages(images())
     assert single.shape == (2, 24, 4, 4)
