@@ -104,3 +104,19 @@ def test_a_step_that_breaks_the_loop_is_not_counted(loop):
         if step == 2:
             break
     assert left.saved == [1, 2]
+
+
+def test_what_is_shown_stands_beside_the_progress_until_others_are_given(
+    loop, monkeypatch
+):
+    shown = []
+
+    def advance(self, count, **values):
+        shown.append((count, values))
+
+    monkeypatch.setattr(Progress, "advance", advance)
+    left = loop(first=4, size=4)
+    for step in left.steps:
+        if step == 4:
+            left.steps.show(loss=2.5, rate=0.1)
+    assert shown == [(4, {"loss": 2.5, "rate": 0.1}), (2, {"loss": 2.5, "rate": 0.1})]
