@@ -226,8 +226,17 @@ def feature_statistics(features: Tensor) -> dict[str, float]:
 def warn_if_collapsed(row: dict[str, float], step: int) -> None:
     """Warn where the features are nearly equal, or on one line, and where CLLR's L is."""
     if "rank_L" in row and "kept_L" in row:
-        rank, kept = row["rank_L"], row["kept_L"]
-        if rank < COLLAPSED_RANK or kept < DEAD:
+        rank = row["rank_L"]
+        kept = row["kept_L"]
+        # L^T L of phi is further from phi than 0 is: L has grown past what the rate bears
+        if kept < 0:
+            log.warning(
+                "step %d: CLLR's L explodes (gives %.2g of phi back); optim.lr or method.weight is"
+                " too large for these features",
+                step,
+                kept,
+            )
+        elif rank < COLLAPSED_RANK or kept < DEAD:
             log.warning(
                 "step %d: CLLR's L collapses (effective rank %.3g, gives %.2g of phi back);"
                 " method.alpha is too large for these features",

@@ -439,17 +439,22 @@ def test_cllr_says_how_much_of_L_is_left():
     assert float(scaled["kept_L"]) == pytest.approx(1.0)
 
 
-def test_a_collapse_of_L_is_said(caplog):
+def test_what_becomes_of_L_is_said(caplog):
     for row, said in (
-        ({"rank_L": 1.01, "kept_L": 0.4}, True),  # nuclear at alpha 10
-        ({"rank_L": 60.0, "kept_L": 0.001}, True),  # l2,1: L is 0
-        ({"rank_L": 60.0, "kept_L": 0.9}, False),
-        ({}, False),
+        ({"rank_L": 1.01, "kept_L": 0.4}, "collapses"),  # nuclear at alpha 10
+        ({"rank_L": 60.0, "kept_L": 0.001}, "collapses"),  # l2,1: L is 0
+        (
+            {"rank_L": 2040.0, "kept_L": -3.8},
+            "explodes",
+        ),  # at a rate that it does not bear
+        ({"rank_L": 1.0, "kept_L": -6.7e15}, "explodes"),
+        ({"rank_L": 60.0, "kept_L": 0.9}, None),
+        ({}, None),
     ):
         caplog.clear()
         warn_if_collapsed(row, 100)
-        assert ("CLLR's L collapses" in caplog.text) is said
         assert len(caplog.records) == (1 if said else 0)
+        assert said is None or f"CLLR's L {said}" in caplog.text
 
 
 def test_cllr_as_released_starts_at_randn_and_passes_views_one_by_one():

@@ -250,6 +250,11 @@ RESTS_ON = {
     "CLLR's hosts": lambda r: "cllr" in str(r.get("probe")) and on_host(r),
     "CLLR: start of L": lambda r: r["method"]["name"] == "cllr",
     "CLLR: alpha 10": lambda r: r["method"].get("alpha") == 10.0,
+    "CLLR: lambda from 0.1 on": lambda r: (
+        r["method"]["name"] == "cllr"
+        and r["method"].get("weight", 0.1) >= 0.1
+        and r["optim"]["lr"] == 0.005
+    ),
     "CLLR: optimiser": lambda r: r["optim"]["lr"] == 0.005,
     "trunks trained here": lambda r: r["method"]["name"] == "supervised",
 }
