@@ -90,6 +90,11 @@ def test_sizes_and_states(runs):
     )
 
 
+def test_each_folder_that_is_given_is_looked_through(runs):
+    held = clean.held([runs / "done", runs / "nested"])
+    assert [each.run.name for each in held] == ["done", "detector"]
+
+
 def test_a_damaged_run_file_keeps_everything(runs):
     (runs / "done" / "run.json").write_text("{")
     can_go = [file for held in clean.held([runs]) for file, _, _ in held.removable]

@@ -13,6 +13,7 @@ from PIL import Image
 import backbench
 from backbench.cli.program import main
 from backbench.errors import BadInput
+from backbench.evaluation import models
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,25 @@ def test_wrong_lists_are_refused_before_the_weights_are_kept(
     said = bad_input(main(words), expected)
     assert len(said.splitlines()) == 1
     assert not out.exists()
+
+
+def test_each_model_is_kept_once_and_gone_after_a_refusal(tmp_path):
+    class Weights:
+        def save(self, file):
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("new")
+
+    out = tmp_path / "runs"
+    files = {out / f"{name}.safetensors": Weights() for name in "abc"}
+    with pytest.raises(BadInput), models.kept(out, files):
+        assert set(out.iterdir()) == set(files)
+        raise BadInput("no")
+    assert not out.exists()
+    out.mkdir()
+    (out / "a.safetensors").write_text("old")
+    with models.kept(out, files):
+        pass
+    assert [file.read_text() for file in files] == ["old", "new", "new"]
 
 
 @pytest.mark.parametrize("task", ["logreg", "finetune"])
