@@ -98,6 +98,10 @@ def test_a_container_of_hidden_images_says_so(tmp_path):
         out.add(tmp_path / "1.png", ".mine/cat/1.png")
     with pytest.raises(BadInput, match=r"no images in 1 files \(1 hidden members"):
         reading.read_split(tmp_path / "own", "")
+    with tarfile.open(file, "w"):
+        pass
+    with pytest.raises(BadInput, match=r"no images in 1 files$"):
+        reading.read_split(tmp_path / "own", "")
 
 
 # Links

@@ -163,6 +163,20 @@ def test_decoding_is_pils(tmp_path):
         assert np.array_equal(pixels, np.asarray(decode(path)))
 
 
+def test_a_thumbnails_end_is_not_the_pictures(monkeypatch):
+    """Where a JPEG is cut off, some versions of OpenCV fill up what is missing."""
+    gray = np.full((64, 64, 3), 128, np.uint8)
+    monkeypatch.setattr(cv2, "imdecode", lambda data, flags: gray)
+    small, whole = io.BytesIO(), io.BytesIO()
+    picture(1, 8).save(small, "JPEG")
+    Image.effect_noise((64, 64), 90).convert("RGB").save(
+        whole, "JPEG", comment=b" " * 1100 + small.getvalue()
+    )
+    assert decode_array(whole.getvalue(), "whole.jpg").shape == (64, 64, 3)
+    with pytest.raises(BadInput, match=r"cut\.jpg: corrupt image"):
+        decode_array(whole.getvalue()[:-1000], "cut.jpg")
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
     """Pixels are PIL's with and without OpenCV's own RGB (from 4.11 on); CMYK's up to rounding."""
