@@ -101,3 +101,21 @@ RUN = ("--data", "ROOT", "--out", "RUN")
 def test_what_a_short_command_means(words, means):
     request = parsing.parse(list(words))
     assert {key: getattr(request, key) for key in means} == means
+
+
+@pytest.mark.parametrize(
+    ("verb", "says"),
+    [
+        ("semisup", " (default: semisup); "),
+        ("finetune", " (default: finetune); "),
+        ("ood", " (default: ood); "),
+        (
+            "linear",
+            ", or several NAME,NAME, or `own`: each checkpoint's own probe (def",
+        ),
+    ],
+)
+def test_help_says_what_a_protocol_may_be(verb, says):
+    (request,) = (request for request in VERBS if request.verb == verb)
+    (found,) = (s for s in spellings(request) if s.field.name == "protocol")
+    assert found.option.help.startswith("a recipe's name or file" + says)

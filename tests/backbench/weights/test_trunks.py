@@ -317,6 +317,7 @@ def test_a_module_of_ones_own_is_a_trunk_in_this_process():
         kept.arch
     )
     assert set(kept.state_dict) == set(net.state_dict())  # the module's own names
+    assert kept.provenance["source"] == "module TwoLayers"
     x = torch.rand(2, 3, 16, 16)
     with torch.no_grad():
         torch.testing.assert_close(
