@@ -16,6 +16,7 @@ from backbench.detection import evaluate, tide
 from backbench.detection.data import own
 from backbench.detection.task_rows import FASTER_RCNN
 from backbench.errors import EXIT_FAILED, BadInput
+from backbench.records import ap_errors as kept_errors
 from backbench.records import predictions, store
 from backbench.stats import ap_errors
 from backbench.tasks import TASKS
@@ -229,6 +230,15 @@ def test_hotcoco_finds_the_same(seed):
         tide.check_with_hotcoco(FileOfBoxes, truth, rows, "bbox")
 
 
+@pytest.mark.parametrize("seed", [1, 6, 13, 17])
+def test_hotcoco_finds_the_same_where_scores_are_equal(seed):
+    """Each ranks equal scores in its own order, and other errors follow from another order."""
+    truth, rows = scene(seed, crowds=True)
+    for row in rows:
+        row["score"] = round(2 * row["score"]) / 2
+    tide.check_with_hotcoco(FileOfBoxes, truth, rows, "bbox")
+
+
 def test_a_hotcoco_that_counts_otherwise_is_refused(monkeypatch):
     truth, rows = scene(1)
     monkeypatch.setattr(tide, "BESIDE", 0.4)
@@ -256,6 +266,10 @@ def test_outlines_overlap_by_their_masks():
     assert list(of_boxes.fault) == [ap_errors.HIT]
     assert list(of_masks.fault) == [ap_errors.BACKGROUND]
     assert list(of_masks.object_missed) == [1]
+    kept = {"segm_fault": of_masks.fault, "segm_object_missed": of_masks.object_missed}
+    for error in ap_errors.ERRORS:
+        times = int(error in ("background", "missed"))
+        assert kept_errors.count(kept, f"segm_{error}") == times
 
 
 # ---- rows
@@ -346,6 +360,10 @@ def test_rows_of_kept_detections_are_verified(boxes, capsys):
         outcomes = tide.outcomes(split, kept, "bbox")
         whole = ap_errors.costs(outcomes, np.ones((1, outcomes.images)))
         assert r.value == pytest.approx(whole[error][0], abs=1e-9)
+        times = (outcomes.fault == ap_errors.ERRORS[error]).sum()
+        if error == "missed":
+            times = outcomes.object_missed.sum()
+        assert r.provenance["errors"] == times
         assert r.task == "faster_rcnn_errors" and r.ci95 is None
         assert f"{r.value:.2f} ({r.provenance['errors']})" in said
     # Rows are added once, and none is left behind
@@ -365,6 +383,15 @@ def test_rows_of_kept_detections_are_verified(boxes, capsys):
         "bbox_AP50",
         *(f"bbox_{error}" for error in ap_errors.ERRORS),
     ]
+
+
+def test_an_ap_at_other_overlaps_is_not_what_errors_cost(boxes):
+    """The AP50 may stand before the mean over all overlaps."""
+    for results in (boxes / "runs").rglob("results.jsonl"):
+        lines = results.read_text().splitlines()
+        results.write_text("".join(f"{line}\n" for line in reversed(lines)))
+    assert errors(boxes) == 0
+    assert len(costs_below(boxes)) == 2 * len(ap_errors.ERRORS)
 
 
 def test_merged_records_need_no_boxes(boxes, capsys):
