@@ -142,6 +142,21 @@ def test_perfect_and_missing_detections(voc):
     assert set(none.values.values()) == {None}
 
 
+def test_a_detection_that_overlaps_by_the_threshold_misses(voc):
+    """As in VOC's evaluator: a half of the object is no hit at 0.5."""
+    split = reading.read(reading.find("voc_2007_test", voc), FASTER_RCNN)
+    found = []
+    for record in split.records:
+        for a in record["annotations"]:
+            x, y, w, h = a["bbox"]
+            row = {"image_id": record["image_id"], "category_id": a["category_id"]}
+            found.append({**row, "bbox": [x, y, w, h / 2], "score": 0.9})
+    assert (w, h) == (51, 50)
+    assert voc_ap.score(split, found, None).values["AP50"] == 0
+    samples = voc_ap.bootstrap(split, voc_ap.lines_by_label(found), "m")
+    assert not samples["AP50"].any()
+
+
 @pytest.mark.parametrize("year", [2007, 2012])
 def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
     split = reading.read(reading.find(f"voc_{year}_trainval", voc), FASTER_RCNN)

@@ -220,3 +220,31 @@ def test_a_saved_state_is_continued(words, engine):
     )
     assert again.optimizer.param_groups[0]["lr"] == 0.5
     assert again.optimizer.state_dict()["state"].keys() == {0, 1}
+
+
+@pytest.mark.parametrize(("device", "exact"), [("cpu", True), ("cuda", False)])
+def test_kernels_are_deterministic_where_all_are(
+    words, engine, monkeypatch, device, exact
+):
+    run = words()
+    run.out.mkdir(parents=True)
+    run.final.touch()
+    engine.device = torch.device(device)
+    engine.images_per_second = 7.0
+    seen = []
+    monkeypatch.setattr(train_net, "load_final", lambda file: engine.model.state_dict())
+    measure = train_net.measure
+    monkeypatch.setattr(
+        measure,
+        "predict",
+        lambda *_: seen.append(torch.are_deterministic_algorithms_enabled()),
+    )
+    monkeypatch.setattr(measure, "record", lambda *given: seen.append(given[-1]))
+    monkeypatch.setattr(measure, "scored", lambda run, rank: seen.append(rank))
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        train_net.work(run, None, engine)
+        train_net.work(run, None, engine, rank=2)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert seen == [exact, 7.0, 0, exact, 2], "rank 0 alone records"
