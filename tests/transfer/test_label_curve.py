@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from support.records import a_result, rows_of
 from backbench.cli.program import main
 from backbench.images.image_list import ImageList
 from backbench.records import label_curve, predictions
+from backbench.stats import confidence
 from backbench.transfer.probes import fewshot
 from backbench.transfer.probes import label_curve as probe_label_curve
 from backbench.transfer.probes.label_curve import LabelCurve
@@ -109,6 +111,31 @@ def test_points_that_a_class_has_not_are_refused_by_linear_and_left_out_by_evalu
     ]
 
 
+@pytest.mark.parametrize("metric", ["top1", "mean_per_class"])
+def test_a_points_interval_is_of_its_datasets_metric(monkeypatch, metric):
+    written = {}
+    monkeypatch.setattr(
+        probe_label_curve.keeping,
+        "write_plain",
+        lambda *given, **more: written.update(more, values=given[2]),
+    )
+    label = np.repeat([0, 1], [30, 10])
+    predicted = np.tile(label, (4, 1))
+    predicted[:, 35:] = 0  # half of the rarer class is wrong
+    predicted[0, :3] = 1
+    test = SimpleNamespace(classes=("a", "b"), labels=label.tolist())
+    task = SimpleNamespace(
+        dataset=SimpleNamespace(metric=metric),
+        splits=SimpleNamespace(train=range(8), val=range(2), test=test),
+    )
+    probe_label_curve.write_point(task, None, 5, predicted, None)
+    by_class = label if metric == "mean_per_class" else None
+    assert written["ci95"] == confidence.of_draws(predicted == label, by_class)
+    value, about = written["values"][metric]
+    assert written["ci95"][0] < value < written["ci95"][1]
+    assert (about["labels_per_class"], written["suffix"]) == (5, "_labels5")
+
+
 def rows_of_curves(folder, accuracies, draws=6, images=400):
     """Rows of checkpoints by name, each with a curve of such shares of right images."""
     rows = []
@@ -179,6 +206,15 @@ def test_of_three_curves_the_best_is_compared_with_each(tmp_path):
     assert "b with all its labels" in lines[0] and "as a with 7.1 [" in lines[0]
     assert "c with all its labels" in lines[1]
     assert "as a with fewer than 1 [fewer than 1, " in lines[1]
+
+
+def test_a_curve_whose_points_were_scored_on_other_lists_says_nothing(tmp_path):
+    curves = {"a": {1: 0.4, 5: 0.7, None: 0.9}, "b": {1: 0.2, 5: 0.4, None: 0.6}}
+    rows = rows_of_curves(tmp_path, curves)
+    last, folder = rows[2]  # of the better curve
+    file = folder / last.provenance["predictions"]
+    np.savez(file, **{**np.load(file), "manifest": "another"})
+    assert label_curve.sayings(rows) == []
 
 
 def test_curves_of_other_points_or_one_curve_alone_say_nothing(tmp_path):
