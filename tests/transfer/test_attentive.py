@@ -296,6 +296,26 @@ def test_protocols_of_one_stream_are_measured_in_one_pass(
             assert row.chosen == single.chosen
 
 
+def test_protocols_of_one_rate_share_a_pass(tmp_path, monkeypatch, decoder):
+    root = Trees(tmp_path, monkeypatch)("classes", sizes=(("train", 10), ("test", 4)))
+    faster = root / "faster.yaml"
+    faster.write_text("base: attentive_ep\nprotocol: faster-v1\nlr: [0.5]\n")
+    changes = [*SHORT, "length.default.epochs=null"]
+    changes += ["augment.size=32", "geometry.resize=32", "geometry.crop=32"]
+    alone = []
+    seen = []
+    for n, name in enumerate(("attentive_ep", str(faster))):
+        before = len(decoder.paths)
+        assert command(root, root / f"alone{n}", *changes, protocol=name) == 0
+        alone += store.read(root / f"alone{n}")[0]
+        seen.append(len(decoder.paths) - before)
+    before = len(decoder.paths)
+    both = f"attentive_ep,{faster}"
+    assert command(root, root / "both", *changes, protocol=both) == 0
+    assert store.read(root / "both")[0] == alone
+    assert len(decoder.paths) - before == seen[0] == seen[1]
+
+
 def test_the_mean_of_tokens_is_read_by_a_linear_layer():
     ours = heads(MEAN)
     x = torch.randn(4, 9, 128, dtype=torch.float64)
