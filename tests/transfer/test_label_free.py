@@ -217,6 +217,13 @@ def test_a_run_has_rows_of_its_test_images_alone(trees, two_trunks, tmp_path, ki
     assert all("its list has 10000" in v.why for v in verdicts)
     # A file without any query gives no value at all.
     if kind == "class_retrieval":
+        half = shutil.copytree(tmp_path / "run", tmp_path / "half")
+        halves = {f"queries_{metric}": np.full(20, 0.5) for metric in metrics}
+        for file in {half / row.provenance["predictions"] for row in rows}:
+            np.savez(file, **{**np.load(file), **halves})
+        other = [dataclasses.replace(r, value=50.0) for r in rows]
+        assert not any(v.why for v in verification.of_run(other, half))
+        assert all("give 50.0000" in v.why for v in verification.of_run(rows, half))
         empty = shutil.copytree(tmp_path / "run", tmp_path / "empty")
         none = {f"queries_{metric}": np.full(20, np.nan) for metric in metrics}
         for file in {empty / row.provenance["predictions"] for row in rows}:
