@@ -187,6 +187,16 @@ def test_a_head_that_gave_up_stays_as_it_was_best():
     assert best.update(heads, worse, epoch=7, patience=2), "both gave up"
 
 
+def test_a_head_is_kept_as_it_first_was_best():
+    heads = LinearHeads(1, 3, 4, std=0.1, seed=0, device=torch.device("cpu"))
+    best = BestHeads(heads)
+    for epoch in (1, 2):
+        heads.weight.fill_(epoch)
+        best.update(heads, torch.zeros(1), epoch=epoch, patience=9)
+    best.restore(heads)
+    assert (best.epoch.tolist(), heads.weight.unique().tolist()) == ([1], [1])
+
+
 def test_batches_are_permutations_in_a_row_and_shares_cover_them():
     stream = [item for batch in global_batches(0, 10, 4, 0, 5) for item in batch]
     assert [epoch for epoch, _ in stream] == [0] * 10 + [1] * 10

@@ -124,6 +124,16 @@ def test_working_memory_does_not_grow_with_the_number_of_rows(tmp_path):
     assert many_bytes < 2 * few_bytes + 100_000
 
 
+@pytest.mark.parametrize(("n", "step"), [(79, 1), (159, 1), (160, 2), (400, 5)])
+def test_moments_are_over_about_four_images_for_each_feature(n, step):
+    x, y = problem(n=n)
+    found = logreg.second_moments([(x, y)], torch.device("cpu"), chunk=64)
+    z = torch.nn.functional.pad(x[::step], (0, 1), value=1.0).double()
+    torch.testing.assert_close(
+        found.mean.double(), z.T @ z / len(z), rtol=1e-4, atol=1e-4
+    )
+
+
 def transformer_like(n=900, d=48, classes=6, seed=0):
     """Features as a transformer's: a large common part, scales from 1e-3 to 10, correlations."""
     draw = np.random.Generator(np.random.PCG64(seed))

@@ -177,6 +177,26 @@ def test_rows_are_those_of_scikit_learn(tmp_path, two_trunks, recipe, features_o
     assert rows_of(out) == rows
 
 
+@pytest.mark.parametrize("most", [1000, 1])
+def test_a_fit_that_has_not_converged_is_said(
+    tmp_path, two_trunks, recipe, caplog, most
+):
+    boxes(tmp_path / "mine")
+    recipe.write_text(
+        json.dumps(json.loads(recipe.read_text()) | {"max_iterations": most})
+    )
+    assert main(command(tmp_path, two_trunks[:1], tmp_path / "run", recipe)) == 0
+    rows = rows_of(tmp_path / "run")
+    assert [r.chosen["converged"] for r in rows] == [most > 1] * 2
+    said = [line for line in caplog.messages if "not converged" in line]
+    assert len(said) == (most == 1)
+    assert all(
+        f"within 1 iterations (gradient {rows[0].chosen['gradient']:.1e})" in s
+        for s in said
+    )
+    assert all("max_iterations=10`" in line for line in said)
+
+
 def svm_recipe(folder, **keys):
     file = folder / "svm.yaml"
     about = {"kind": "svm", "protocol": "svm-x-v1", "costs": [0.01, 1, 100], **keys}

@@ -346,3 +346,16 @@ def test_votes_are_added_exactly():
         exact = [math.fsum(row) for row in votes[:, labels == label].tolist()]
         expected = torch.tensor(exact, dtype=torch.float64).float()
         assert torch.equal(found[:, label], expected)
+
+
+@pytest.mark.parametrize(
+    ("k", "distances", "images"),
+    [((1,), ("l2",), 4), ((1,), ("cosine", "l2"), 7), ((1, 3), ("l2",), 7)],
+)
+def test_the_held_out_part_is_answered_where_there_is_a_choice(k, distances, images):
+    p = dataclasses.replace(DEMO, k=k, distances=distances)
+    splits = {"train": range(5), "val": range(3), "test": range(4)}
+    work = probe_seg_knn.PROBE.work(
+        p, "", SimpleNamespace(items=splits.items, **splits), 2
+    )
+    assert work == {"image": 12, "map": 12, "answer": 2 * images}
