@@ -173,6 +173,8 @@ class ModuleTrunk(WrappedTrunk):
         identity: str = "",
     ) -> None:
         super().__init__(module)
+        # Until it is evaluated, which gives it a longer name
+        self.arch = type(module).__name__
         self.identity = identity
         self.feature_dim = feature_dim
         self.size = size

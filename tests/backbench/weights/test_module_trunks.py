@@ -36,6 +36,11 @@ def test_a_module_is_read_as_it_is_said():
         trunk.depths()
 
 
+def test_before_it_has_a_name_it_is_called_by_its_class():
+    with pytest.raises(BadInput, match=r"^Flatten gives features"):
+        ModuleTrunk(nn.Flatten(), feature_dim=5)(torch.rand(2, 3, 2, 2))
+
+
 def test_features_of_another_shape_are_refused():
     wrong = named(ModuleTrunk(nn.Flatten(), feature_dim=5))
     with pytest.raises(
