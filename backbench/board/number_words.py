@@ -110,7 +110,7 @@ def hub_task(result: Result) -> str:
         return "object-detection"
     if (task.kind or "").startswith("seg"):
         return "image-segmentation"
-    if task.kind in ("cluster", "class_retrieval", "analyze"):
+    if task.name == "analyze" or task.kind in ("cluster", "class_retrieval"):
         return "image-feature-extraction"
     return "image-classification"
 

@@ -87,6 +87,7 @@ def test_what_only_describes_features_keeps_our_name_and_scale():
         ("keypoint_rcnn", "bbox_AP", "object-detection"),
         ("segmentation", "miou", "image-segmentation"),
         ("cluster", "nmi", "image-feature-extraction"),
+        ("analyze", "nuclear_norm", "image-feature-extraction"),
     ],
 )
 def test_a_task_has_the_hubs_name(task, metric, name):
