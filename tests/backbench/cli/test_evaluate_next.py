@@ -64,15 +64,15 @@ PARTS = {"10": {"length": {"epochs": 20}}, "100": {"length": {"epochs": 5}}}
         ("finetune/mine", {"parts": PARTS, "head_lr": [1]}, 3 * 2 * 5 * 100),
     ],
 )
-def test_a_price_is_in_images_through_the_trunk(tmp_path, plan, task, content, passes):
+def test_a_price_is_in_images_through_the_trunk(tmp_path, task, content, passes):
     wanted = WantedTask(*task.split("/"), recipe(tmp_path, **content))
-    assert evaluate.forward_passes(wanted, plan) == passes
+    assert evaluate.forward_passes(wanted, Images()) == passes
 
 
 def offered(monkeypatch, passes):
     """Let the tasks that are offered cost so many passes."""
 
-    def price(task, plan):
+    def price(task, images):
         return passes[task.task]
 
     monkeypatch.setattr(evaluate, "forward_passes", price)
