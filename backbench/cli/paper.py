@@ -58,10 +58,10 @@ def _list(runs: Sequence[Path]) -> list[dict[str, object]]:
     counts = catalogue.coverage()
     others = ", ".join(f"{count} {why}" for why, count in counts.most_common() if why)
     sources = catalogue.sources(board, judged)
-    lost = sum(source.on_lost_projection for source in sources)
+    papers = sources[0]
     print(
         f"{counts.total()} printed numbers: {counts[None]} judgeable"
-        f"{catalogue.lost_projection_words(lost)}, {len(measured)} measured; {others}"
+        f"{catalogue.words_of_those_apart(papers)}, {len(measured)} measured; {others}"
     )
     for source in sources:
         print(source.words)
@@ -106,6 +106,11 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
         print(
             f"{item.on_lost_projection} of them rest on a lost L: CLLR's penalty takes it away,"
             " and little is left to probe (docs/choices.md, CLLR: alpha 10)"
+        )
+    if item.on_exploding_training:
+        print(
+            f"{item.on_exploding_training} of them rest on a training that explodes at the printed"
+            " rate and ends without a number (docs/choices.md, CLLR: lambda from 0.1 on)"
         )
     for line in _beside(item, board):
         print(f"  {line}")

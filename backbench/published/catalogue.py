@@ -43,6 +43,8 @@ class PrintedItem:
     keys: frozenset[str]  # the published rows that its recipes must reach
     # Those of them that rest on a lost L: CLLR's, whose penalty takes it away
     lost: frozenset[str]
+    # Those of them whose training ends without a trunk: CLLR's at the printed rate
+    exploding: frozenset[str]
     points: int  # pretrainings, without their seeds
 
     @property
@@ -70,6 +72,13 @@ class PrintedItem:
         return sum(self.why_not(n) is None and n.key in self.lost for n in self.numbers)
 
     @property
+    def on_exploding_training(self) -> int:
+        """How many judgeable numbers rest on a training of CLLR that explodes as printed."""
+        return sum(
+            self.why_not(n) is None and n.key in self.exploding for n in self.numbers
+        )
+
+    @property
     def beside(self) -> tuple[str, ...]:
         """The recipes of the grid that are measured beside the printed rows, and judged by none of
         them: they write `expected: []`."""
@@ -95,21 +104,27 @@ class PrintedSource:
     judgeable: int
     measured: int
     on_lost_projection: int = 0  # of the judgeable ones; CLLR's
+    on_exploding_training: int = 0  # the same; most of them also rest on a lost L
 
     @property
     def words(self) -> str:
         """timm: 9,336 printed, 9,000 judgeable, 2 measured."""
-        apart = lost_projection_words(self.on_lost_projection)
+        apart = words_of_those_apart(self)
         return (
             f"{self.name}: {self.printed:,} printed, {self.judgeable:,} judgeable{apart},"
             f" {self.measured:,} measured"
         )
 
 
-def lost_projection_words(count: int) -> str:
-    """`, 108 of them on a lost L`, or nothing where there are none (docs/choices.md has the reason
-    under CLLR: alpha 10)."""
-    return f", {count} of them on a lost L" if count else ""
+def words_of_those_apart(counted: PrintedItem | PrintedSource) -> str:
+    """Return ` (of them 108 on a lost L, 86 on a training that explodes)`, or as much of it as there
+    is (docs/choices.md has the reasons: CLLR: alpha 10, CLLR: lambda from 0.1 on)."""
+    words = []
+    if counted.on_lost_projection:
+        words.append(f"{counted.on_lost_projection} on a lost L")
+    if counted.on_exploding_training:
+        words.append(f"{counted.on_exploding_training} on a training that explodes")
+    return f" (of them {', '.join(words)})" if words else ""
 
 
 @functools.cache
@@ -127,6 +142,7 @@ def items() -> tuple[PrintedItem, ...]:
             )
         keys: set[str] = set()
         lost: set[str] = set()
+        exploding: set[str] = set()
         points = 0
         for sweep in grid_recipes.sweeps(grid):
             for point in sweep.points():
@@ -134,8 +150,17 @@ def items() -> tuple[PrintedItem, ...]:
                 keys.update(expected)
                 if grid_recipes.loses_projection(sweep, point):
                     lost.update(expected)
+                if grid_recipes.explodes(sweep, point):
+                    exploding.update(expected)
                 points += 1
-        item = PrintedItem(grid.prints, grid, frozenset(keys), frozenset(lost), points)
+        item = PrintedItem(
+            grid.prints,
+            grid,
+            frozenset(keys),
+            frozenset(lost),
+            frozenset(exploding),
+            points,
+        )
         found.append(item)
     return tuple(sorted(found, key=_place))
 
@@ -218,6 +243,7 @@ def sources(board: Board, judged: Sequence[Judged]) -> list[PrintedSource]:
             counts[None],
             len(by_number(judged)),
             on_lost_projection=sum(item.on_lost_projection for item in items()),
+            on_exploding_training=sum(item.on_exploding_training for item in items()),
         )
     ]
     # 1. The counts of right images. One is measured if there is a row of the same model by its own
@@ -283,9 +309,12 @@ IMAGELESS_FIGURES = {
 # With the number of printed numbers on a lost L
 LOST_PROJECTION = """{} numbers of CLLR rest on a lost L. Trained as printed, its penalty (alpha 1 to 20) takes nearly
 all of L away, and little of L phi is left to probe ([CLLR: alpha 10](choices.md#cllr)). They are judged as printed, and
-counted apart: whether such a number is reached says little about the method. With SGD at the printed rate and lambda
-from 0.1 on, the training does not even last ([CLLR: lambda from 0.1 on](choices.md#cllr)): 86 numbers, most of them
-among these."""
+counted apart: whether such a number is reached says little about the method."""
+# With the number of printed numbers on a training that explodes
+EXPLODING = """{} numbers of CLLR, most of them among these, rest on a training that explodes. With SGD at the printed
+rate and lambda from 0.1 on, its loss is not finite after eight steps ([CLLR: lambda from 0.1 on](choices.md#cllr)).
+They are counted apart, too: as printed, such a run ends with a refusal and no number. What the paper did to train it is
+not known."""
 
 
 def markdown(runs: Sequence[Path] = ()) -> str:
@@ -307,13 +336,15 @@ def markdown(runs: Sequence[Path] = ()) -> str:
     ]
     counted = sources(board, judged)
     for source in counted:
-        apart = lost_projection_words(source.on_lost_projection)
+        apart = words_of_those_apart(source)
         lines.append(
             f"| {source.name} | {source.printed:,} | {source.judgeable:,}{apart} |"
             f" {source.measured:,} |"
         )
     lost = sum(source.on_lost_projection for source in counted)
+    exploding = sum(source.on_exploding_training for source in counted)
     lines += ["", LOST_PROJECTION.format(lost)]
+    lines += ["", EXPLODING.format(exploding)]
     lines += ["", "The papers' other numbers are not judged, each for one reason:", ""]
     for why, count in counts.most_common():
         words = judging_rules.WHY.get(str(why), "no recipe expects it")
@@ -353,7 +384,7 @@ def status(item: PrintedItem, measured: Verdicts) -> str:
     done = sum(name_of(number) in measured for number in item.numbers)
     words = []
     if judgeable:
-        apart = lost_projection_words(item.on_lost_projection)
+        apart = words_of_those_apart(item)
         words.append(f"{judgeable} judgeable{apart}, {done} measured")
     if count:
         words.append(_counted(count))

@@ -50,6 +50,11 @@ def expected_by(sweep: Sweep, point: SweepPoint) -> list[str]:
     return [str(key) for key in recipe.get("expected") or ()]
 
 
+# From this weight of the reconstruction on (lambda), at this rate of SGD or more, CLLR's loss is not
+# finite after eight steps (docs/choices.md, "CLLR: lambda from 0.1 on")
+_EXPLODES_FROM = 0.1
+_EXPLODES_AT_RATE = 5e-3
+
 # From this alpha on CLLR's penalty leaves less of L than the 256 columns that are kept of it:
 # 41 of 512 directions at 1, 12 at 10 (benchmarks/variants_on_digits.txt)
 _LOST_FROM = 1.0
@@ -62,6 +67,16 @@ def loses_projection(sweep: Sweep, point: SweepPoint) -> bool:
     if keys.get("method.name") != "cllr" or keys.get("method.norm") == "none":
         return False
     return float(keys["method.alpha"]) >= _LOST_FROM
+
+
+def explodes(sweep: Sweep, point: SweepPoint) -> bool:
+    """Say whether one point trains CLLR at a printed rate that its reconstruction does not bear."""
+    recipe = config.apply_overrides(shipped(sweep.recipe), sweep.overrides)
+    keys = config.flat(recipe) | point.changes
+    if keys.get("method.name") != "cllr" or keys.get("optim.name") != "sgd":
+        return False
+    fast = float(keys["optim.lr"]) >= _EXPLODES_AT_RATE
+    return fast and float(keys["method.weight"]) >= _EXPLODES_FROM
 
 
 @functools.cache
