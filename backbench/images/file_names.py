@@ -25,9 +25,13 @@ _OF_NO_WIDTH = "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 
 
 def is_image(path: str) -> bool:
-    """Return True if a file's name is that of an image."""
+    """Return True if a path ends in the name of an image."""
+    return is_image_name(path.rpartition("/")[2])
+
+
+def is_image_name(name: str) -> bool:
+    """Return True if a file's name, without its folders, is that of an image."""
     # "._1.png" is what a Mac leaves beside 1.png
-    name = path.rpartition("/")[2]
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 

@@ -40,6 +40,13 @@ class Names(Sequence[str]):
     """Texts as one block of bytes: a third of a tuple's memory, and shared with forked workers."""
 
     def __init__(self, texts: Iterable[str]) -> None:
+        texts = list(texts)
+        joined = "".join(texts)
+        if joined.isascii():
+            # Where a character is a byte, encoding all at once takes a fifth of the time
+            self._block = joined.encode("ascii")
+            self._ends = array("I", itertools.accumulate(map(len, texts), initial=0))
+            return
         encode = operator.methodcaller("encode", errors="surrogateescape")
         self._keep(map(encode, texts))
 
@@ -309,16 +316,14 @@ def _images_of_classes(root: Path, classes: Sequence[str]) -> dict[str, list[str
     progress = Progress(
         None, len(classes), f"{root}: listing", unit="folder", after=QUIET_SECONDS
     )
-    # Names as they come from the system: a Path for each of a million files takes ten times as long
-    begin = len(os.path.join(root, ""))  # noqa: PTH118
     walk = ClassWalk(root)
     found: dict[str, list[str]] = {name: [] for name in classes}
     for name in classes:
-        found[name] = [file[begin:] for file, image in walk.files(name) if image]
+        found[name] = [file for file, image in walk.files(name) if image]
         progress.advance()
     for name, (file, image) in walk.linked_files():
         if image:
-            found[name].append(file[begin:])
+            found[name].append(file)
     return found
 
 
@@ -334,7 +339,6 @@ def ignored(root: Path) -> list[str]:
     """List files that `scan_folder` passes over: of unknown kind, or beside the class folders.
 
     Hidden files are not among them."""
-    begin = len(os.path.join(root, ""))  # noqa: PTH118
     classes = subfolders(root)
     walk = ClassWalk(root)
     out = []
@@ -343,6 +347,6 @@ def ignored(root: Path) -> list[str]:
         if path.is_file() and not passed_over(path.name) and beside:
             out.append(path.name)
     for name in classes:
-        out += [file[begin:] for file, image in walk.files(name) if not image]
-    out += [file[begin:] for _, (file, image) in walk.linked_files() if not image]
+        out += [file for file, image in walk.files(name) if not image]
+    out += [file for _, (file, image) in walk.linked_files() if not image]
     return sorted(out)
