@@ -135,6 +135,56 @@ def jobs(folder: Path, count: int) -> Measured:
     return expand
 
 
+def readings(folder: Path, count: int) -> Measured:
+    """Three readings of each trunk: neighbours, few labels and logistic regression."""
+    import backbench
+
+    pictures(folder / "own")
+    files = []
+    for seed in range(count):
+        file = folder / f"trunk{seed}.safetensors"
+        random_trunk(file, seed)
+        files.append(file)
+    # At their own size, so that the trunks' passes do not hide the rest
+    own = {"data": folder / "own", "out": folder / "runs", "size": 32}
+    return lambda: backbench.evaluate(files, **own)
+
+
+def pictures(folder: Path) -> None:
+    """Write 90 pictures of 32 pixels, of three classes, 20 of each for train and 10 for test."""
+    import numpy as np
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    for split, each in (("train", 20), ("test", 10)):
+        for label in range(3):
+            of_class = folder / split / f"class{label}"
+            of_class.mkdir(parents=True)
+            for number in range(each):
+                noise = draw.integers(60 * label, 60 * label + 100, (32, 32, 3))
+                picture = Image.fromarray(noise.astype(np.uint8))
+                picture.save(of_class / f"{number}.png")
+
+
+def random_trunk(file: Path, seed: int) -> None:
+    """Write a ResNet-18 with random weights as a checkpoint."""
+    import torch
+
+    from backbench.weights.checkpoint import Checkpoint
+    from backbench.weights.families.resnet_trunk import build_backbone
+
+    torch.manual_seed(seed)
+    trunk = build_backbone("resnet18")
+    about = {"name": f"random{seed}"}
+    checkpoint = Checkpoint(
+        state_dict=trunk.state_dict(),
+        arch="resnet18",
+        method="random",
+        provenance=about,
+    )
+    checkpoint.save(file)
+
+
 WORKS = {
     "listing": Growing(
         "List a class folder", "images", (1000, 10_000, 100_000, 1_000_000), listing
@@ -153,6 +203,9 @@ WORKS = {
     ),
     "results": Growing(
         "Collect a leaderboard", "results", (100, 1000, 10_000, 100_000), results
+    ),
+    "readings": Growing(
+        "Evaluate by three readings", "checkpoints", (1, 3, 10, 30), readings
     ),
     "jobs": Growing("Expand a grid", "jobs", (10, 100, 1000, 10_000), jobs),
 }

@@ -44,11 +44,21 @@ def test_the_page_names_what_grows_faster_than_its_work(growth, tmp_path):
     assert (tmp_path / "growth.svg").read_text().count("CPU s") == 2
 
 
-@pytest.mark.parametrize(("name", "size"), [("results", 100), ("jobs", 10)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("results", 100),
+        ("jobs", 10),
+        pytest.param("readings", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_work_is_as_large_as_it_says(growth, name, size, tmp_path):
     done = growth.WORKS[name].make(tmp_path, size)()
     if name == "jobs":
         assert len(done.jobs) == size
+    elif name == "readings":
+        assert len({row.checkpoint for row in done}) == size
+        assert {row.task for row in done} == {"knn", "fewshot", "logreg"}
     else:
         assert len(done.rows) * len(done.columns) == size
 
