@@ -26,7 +26,7 @@ from backbench.runs.stopping import NUMBERS, listen
 
 
 def program(argv: Sequence[str] | None = None) -> int:
-    """The exit status of the command line `argv` (default: this process's own)."""
+    """Return the exit status of the command line `argv` (default: this process's own)."""
     listen()
     wait_without_spinning()
     keep_freed_memory()

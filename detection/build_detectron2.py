@@ -17,7 +17,8 @@ BUILD_TOOLS = ("setuptools<81", "wheel", "ninja")
 
 
 def installer() -> list[str]:
-    """The words that install packages for this Python: pip's, or uv's where there is no pip."""
+    """Return the words that install packages for this Python: pip's, or uv's where there is no
+    pip."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install"]
     if shutil.which("uv") is not None:

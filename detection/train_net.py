@@ -62,7 +62,7 @@ LOGGED = 4500  # rows of metrics.jsonl in a long run
 
 
 def run(request: DetectRequest) -> Outcome | None:
-    """The verb `detect`: train, evaluate, record. A finished run only prints its numbers."""
+    """Run the verb `detect`: train, evaluate, record. A finished run only prints its numbers."""
     run = from_arguments(request)
     prepared = prepare(run)
     who = identity(run, prepared)
@@ -103,7 +103,7 @@ def start_ranks(run: DetectionRun, p: Prepared) -> None:
 
 
 def from_arguments(request: DetectRequest) -> DetectionRun:
-    """The command line and the config, read and checked once for all processes."""
+    """Return the command line and the config, read and checked once for all processes."""
     opts = list(request.opts)
     if request.seed is not None:
         if "SEED" in opts:
@@ -161,7 +161,8 @@ def new_run(
 
 
 def engine_class(name: str) -> type[DetectionEngine]:
-    """The engine of that name; importing Detectron2's raises BadInput where it is not installed."""
+    """Return the engine of that name; importing Detectron2's raises BadInput where it is not
+    installed."""
     if name == "detectron2":
         from backbench.detection.engine_detectron2 import Detectron2Engine
 
@@ -172,7 +173,7 @@ def engine_class(name: str) -> type[DetectionEngine]:
 
 
 def identity(run: DetectionRun, p: Prepared) -> dict[str, object]:
-    """The values that decide the numbers: with another value it is another run."""
+    """Return the values that decide the numbers: with another value it is another run."""
     return {
         "config": stated(run.given)
         | {"MODEL.RESNETS.DEPTH": p.cfg.MODEL.RESNETS.DEPTH},
@@ -267,7 +268,8 @@ def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
 def work(
     run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0
 ) -> None:
-    """One process of the run: train from the saved state, evaluate its share; rank 0 records."""
+    """Run one process of the run: train from the saved state, evaluate its share; rank 0
+    records."""
     # On a GPU some of the kernels that detection needs have no deterministic form.
     torch.use_deterministic_algorithms(engine.device.type == "cpu")
     if not run.final.exists():
@@ -284,7 +286,8 @@ def work(
 def train(
     run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int, stop: StopFlag
 ) -> None:
-    """The training loop. Every iteration is a function of the state before it and its number."""
+    """Run the training loop. Every iteration is a function of the state before it and its
+    number."""
     schedule = p.schedule
     last = schedule.iterations
     # Each group has its own base rate, as biases may; a saved state has the rates of its iteration.
@@ -371,7 +374,8 @@ def announce(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
 def logged_losses(
     losses: dict[str, Tensor], run: DetectionRun, step: int
 ) -> dict[str, float]:
-    """The loss of the global batch, then each of its terms. Raises Failed if it is not finite."""
+    """Return the loss of the global batch, then each of its terms. Raises Failed if it is not
+    finite."""
     terms = torch.stack([term.detach().float() for term in losses.values()])
     means = distributed.mean_over_ranks(terms).tolist()
     values = dict(zip(losses, means, strict=True))

@@ -134,7 +134,7 @@ def check(request: PretrainRequest) -> None:
 
 
 def _refuse_boxes(folder: Path) -> None:
-    """BadInput for a folder of boxes, or of their splits: its pictures lie deeper."""
+    """Raise BadInput for a folder of boxes, or of their splits: its pictures lie deeper."""
     for base in (folder, folder.parent):
         pictures = box_folders.pictures_of(base)
         if pictures is not None and folder in (base, pictures.parent):

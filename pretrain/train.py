@@ -63,7 +63,7 @@ AUTOCAST: dict[str, Literal["bf16-mixed", "16-mixed"]] = {
 
 
 def run(request: PretrainRequest) -> None:
-    """The verb `pretrain`: train by a recipe until RUN/backbone.safetensors is there."""
+    """Run the verb `pretrain`: train by a recipe until RUN/backbone.safetensors is there."""
     config = recipes.load(
         PretrainConfig, request.recipe, overrides_of(request), kind="pretrain"
     )

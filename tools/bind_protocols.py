@@ -65,8 +65,8 @@ def bound() -> Shipped:
 
 
 def _pretraining() -> dict[str, Leaves]:
-    """The defaults of a pretraining recipe; its crops and its method have some of their own, and so
-    has a group of a method that is written in part (`simclr.head`)."""
+    """Return the defaults of a pretraining recipe; its crops and its method have some of their own,
+    and so has a group of a method that is written in part (`simclr.head`)."""
     from backbench.images.crops import Crops
     from backbench.pretrain import method_config
     from backbench.pretrain.recipe import PretrainConfig
@@ -166,7 +166,8 @@ def _detectors() -> tuple[dict[str, Leaves], list[Recipe]]:
 
 
 def text_of(data: Shipped) -> str:
-    """The file: a line for each default and each print, so that changes are read line by line."""
+    """Return the file: a line for each default and each print, so that changes are read line by
+    line."""
     return json.dumps(data, indent=1, sort_keys=True) + "\n"
 
 

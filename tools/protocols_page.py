@@ -165,7 +165,7 @@ def _recipes(folder: Path) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
 
 
 def _entry(name: str, path: Path, own: Mapping[str, Any], base: str, kind: str) -> str:
-    """The line of one protocol."""
+    """Return the line of one protocol."""
     column = judging_rules.protocol_name(name)
     told = []
     if base:
@@ -180,7 +180,7 @@ def _entry(name: str, path: Path, own: Mapping[str, Any], base: str, kind: str) 
 
 
 def _used_by(name: str) -> str:
-    """The printed tables that a recipe scores."""
+    """Return the printed tables that a recipe scores."""
     tables: dict[str, None] = {}  # a set that keeps its order
     for number in published.rows():
         if judging_rules.recipe(number) == name:

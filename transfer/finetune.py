@@ -55,7 +55,7 @@ SHOW_EVERY = 20  # steps; reading a loss waits for the device
 def run_semisup(
     request: SemisupRequest, checkpoint: Checkpoint | None = None
 ) -> Outcome:
-    """The verb `semisup`; `checkpoint` is the file's, where the caller has read it already."""
+    """Run the verb `semisup`; `checkpoint` is the file's, where the caller has read it already."""
     protocol = load_protocol(request.protocol, ["finetune"], request.overrides)
     assert isinstance(protocol, Finetune)
     part = protocol.parts.get(str(request.percent))
@@ -109,7 +109,7 @@ def run_semisup(
 
 
 def run(request: FinetuneRequest, checkpoint: Checkpoint | None = None) -> Outcome:
-    """The verb `finetune`; `checkpoint` is the file's, where the caller has read it already."""
+    """Run the verb `finetune`; `checkpoint` is the file's, where the caller has read it already."""
     protocol = load_protocol(request.protocol, ["finetune"], request.overrides)
     assert isinstance(protocol, Finetune)
     part = protocol.parts.get("100")
@@ -419,7 +419,7 @@ class Finetuning:
             save_state(self.training_file, state)
 
     def _resume(self, network: "Network", key: str) -> int:
-        """The step to start at: 0, or where a saved state of this training ends."""
+        """Return the step to start at: 0, or where a saved state of this training ends."""
         if not self.training_file.exists():
             return 0
         state = load_state(self.training_file)
@@ -493,7 +493,7 @@ class Network:
             precision.warn_if_slow(machine.device.type)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Images uint8 (N, 3, H, W) -> logits (N, C) float32."""
+        """Map images (N, 3, H, W) uint8 to logits (N, C) float32."""
         images = normalise(pixels, self.pixels).contiguous(memory_format=self.layout)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
             return self.module(images).float()

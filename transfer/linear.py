@@ -57,7 +57,7 @@ Images = dict[tuple[str, bool, bool], Splits]
 
 
 def run(request: LinearRequest | OodRequest) -> Outcome:
-    """The verbs `linear` and `ood`."""
+    """Run the verbs `linear` and `ood`."""
     # 1. A protocol or dataset that does not exist is reported before any file is read.
     protocols_of(request)
     catalog.names(request.datasets)
@@ -179,7 +179,8 @@ def read_groups(
     heads: Path | None = None,
     images: Images,
 ) -> list[Assignment[Protocol]]:
-    """The groups with their images; BadInput for data or a checkpoint that a protocol refuses."""
+    """Return the groups with their images; BadInput for data or a checkpoint that a protocol
+    refuses."""
     groups = []
     for name, protocol, checkpoints in chosen:
         probe = probe_of(protocol.kind)

@@ -81,7 +81,7 @@ def find(board: Board) -> list[Ablation]:
 
 
 def _order(value: str) -> tuple[int, float, str]:
-    """A key to sort values by: numbers by size, then words."""
+    """Return a key to sort values by: numbers by size, then words."""
     try:
         return (0, float(value), value)
     except ValueError:
@@ -89,7 +89,7 @@ def _order(value: str) -> tuple[int, float, str]:
 
 
 def _setting_order(setting: Setting) -> tuple[object, ...]:
-    """A key to sort settings (or curves) by: the name, then each value."""
+    """Return a key to sort settings (or curves) by: the name, then each value."""
     return (setting.name, *map(_order, setting.values))
 
 
@@ -112,18 +112,18 @@ def measure(ablation: Ablation, board: Board, column: Column) -> Measured:
 
 
 def _spread(values: Sequence[float]) -> float | None:
-    """The standard deviation over seeds; None for one seed."""
+    """Return the standard deviation over seeds; None for one seed."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def columns(ablation: Ablation, board: Board) -> list[Column]:
-    """The columns with two points or more: accuracies first, then feature statistics."""
+    """Return the columns with two points or more: accuracies first, then feature statistics."""
     several = [c for c in board.columns if len(measure(ablation, board, c)) > 1]
     return sorted(several, key=lambda c: (not TASKS[c.task].ranked, ORDER[c.task]))
 
 
 def _panels(every: Sequence[Column]) -> list[Column]:
-    """The columns of the figure: accuracies, then feature statistics.
+    """Return the columns of the figure: accuracies, then feature statistics.
 
     One panel is left for the norm, and two of the statistics have a place at least, if there are
     any.

@@ -53,12 +53,13 @@ def joined(between: str, *parts: str | None) -> str:
 
 
 def text_of(value: float | None, form: str, *, missing: str = "") -> str:
-    """A number in the given form (".1f", "d" for whole ones); `missing` where there is none."""
+    """Return a number in the given form (".1f", "d" for whole ones); `missing` where there is
+    none."""
     return missing if value is None else format(value, form)
 
 
 def _order_among(name: str, known: Sequence[str]) -> int:
-    """The index of a name among the known ones; unknown names come after them."""
+    """Return the index of a name among the known ones; unknown names come after them."""
     return known.index(name) if name in known else len(known)
 
 
@@ -208,12 +209,12 @@ class Board:
     noises: dict[Column, TrainingNoise] = field(default_factory=dict, repr=False)
 
     def name(self, row: Row) -> str:
-        """The row's name, with '(fast)' behind it for a trunk trained with `--fast`."""
+        """Return the row's name, with '(fast)' behind it for a trunk trained with `--fast`."""
         is_fast = self.ways.get(row.checkpoint) == fast.WORD
         return f"{row.name} ({fast.WORD})" if is_fast else row.name
 
     def cell(self, row: Row, column: Column) -> Cell | None:
-        """The number of a row in a column; None where there is none."""
+        """Return the number of a row in a column; None where there is none."""
         return self.cells.get((row.checkpoint, column))
 
     @property
@@ -252,11 +253,12 @@ class Board:
         return list(main.values())
 
     def row_index(self) -> dict[str, int]:
-        """Checkpoint -> the index of its row."""
+        """Return checkpoint -> the index of its row."""
         return {row.checkpoint: i for i, row in enumerate(self.rows)}
 
     def labels(self) -> dict[str, str]:
-        """Checkpoint -> a unique label: its name, and its digest where measured rows share one."""
+        """Return checkpoint -> a unique label: its name, and its digest where measured rows share
+        one."""
         labels = {row.checkpoint: self.name(row) for row in self.rows}
         count = Counter(labels[row.checkpoint] for row in self.measured_rows)
         for row in self.measured_rows:
@@ -320,7 +322,7 @@ def many_objects() -> Iterator[None]:
 
 
 def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
-    """A board of these measurements; `problems` are those of reading them."""
+    """Return a board of these measurements; `problems` are those of reading them."""
     board = Board(problems=list(problems))
     # 1. Each measurement's column. Equal columns are one object: hashing 10^5 of them is slow.
     measurements = list(measurements)
@@ -389,14 +391,15 @@ def _add_facts(board: Board, result: Result) -> None:
 
 
 def in_order(columns: Iterable[Column]) -> list[Column]:
-    """The columns in the board's order."""
+    """Return the columns in the board's order."""
     return sorted(columns, key=lambda column: column.order)
 
 
 def _recorded_last(
     measurements: list[tuple[Measurement, Column]], problems: list[str]
 ) -> list[tuple[Measurement, Column]]:
-    """One measurement for each (checkpoint, column, seed); unequal duplicates are `problems`."""
+    """Return one measurement for each (checkpoint, column, seed); unequal duplicates are
+    `problems`."""
     read = [
         ((m.result.checkpoint, column, m.result.seed), m) for m, column in measurements
     ]
@@ -418,7 +421,7 @@ def _recorded_last(
 
 
 def _cell(parts: list[Measurement]) -> Cell:
-    """One seed as measured, or the mean of several; the note says why it is not ranked."""
+    """Return one seed as measured, or the mean of several; the note says why it is not ranked."""
     cell = _of_seeds(parts)
     reasons = [flaws.flaw(part.result) for part in parts]
     why = next((reason for reason in reasons if reason), "")
@@ -428,7 +431,7 @@ def _cell(parts: list[Measurement]) -> Cell:
 
 
 def _of_seeds(parts: list[Measurement]) -> Cell:
-    """The measurement of one seed, or the mean of several, with its interval."""
+    """Return the measurement of one seed, or the mean of several, with its interval."""
     unbacked = verification.UNBACKED
     backed = all(result.origin.get("verified") != unbacked for result, _ in parts)
     only = parts[0].result
@@ -483,7 +486,7 @@ def _add_averages(board: Board) -> None:
 
 
 def _average(cells: Sequence[Cell | None]) -> Cell | None:
-    """The mean over cells of different datasets; None where one is missing or undefined."""
+    """Return the mean over cells of different datasets; None where one is missing or undefined."""
     there = [cell for cell in cells if cell is not None and cell.value is not None]
     if len(there) < len(TWELVE):
         return None
@@ -560,7 +563,7 @@ def noise_words(noise: TrainingNoise) -> str:
 
 
 def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | None:
-    """The paired difference a - b; None without predictions or if the test lists differ.
+    """Return the paired difference a - b; None without predictions or if the test lists differ.
 
     Trained rows are compared over all trainings of both, for other images and trainings. If nobody
     knows how far trainings move a number, the test is over images alone and says so.
@@ -591,7 +594,8 @@ def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | N
 def _plain_difference(
     a: Cell, b: Cell, seeds_a: Collection[int], seeds_b: Collection[int]
 ) -> float | None:
-    """The mean of a's numbers of these seeds minus that of b's; None where one has no number."""
+    """Return the mean of a's numbers of these seeds minus that of b's; None where one has no
+    number."""
     means = []
     for cell, seeds in ((a, seeds_a), (b, seeds_b)):
         values = [result.value for result, _ in cell.parts if result.seed in seeds]
@@ -603,7 +607,8 @@ def _plain_difference(
 
 
 def standing(board: Board, column: Column) -> dict[str, str]:
-    """Checkpoint -> its mark among the measured ones in this column. Rows without a mark are behind.
+    """Return checkpoint -> its mark among the measured ones in this column. Rows without a mark are
+    behind.
 
     best       a paired test puts it above every other row
     tied       if no row is best: the highest value, and all rows that no test tells from it
@@ -625,7 +630,7 @@ def standing(board: Board, column: Column) -> dict[str, str]:
 
 
 def _tested(board: Board, column: Column) -> dict[str, str]:
-    """The marks that follow from the values and the paired tests between them."""
+    """Return the marks that follow from the values and the paired tests between them."""
     everybody = board.backed(column)
     ranked = [(row, cell) for row, cell in everybody if cell.settled]
     if len(everybody) < 2 or not ranked or not TASKS[column.task].ranked:
@@ -658,7 +663,7 @@ class PairedDifference(NamedTuple):
 
 
 def compare_rows(board: Board) -> list[PairedDifference]:
-    """All paired differences; above MOST_PAIRS those of each column's best row."""
+    """Return all paired differences; above MOST_PAIRS those of each column's best row."""
     row_index = board.row_index()
     # 1. In each column, the rows that kept predictions, best first.
     testable: list[list[tuple[int, Cell]]] = []

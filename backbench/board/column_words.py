@@ -63,7 +63,7 @@ def as_places(
 
 
 def _by_task(names: Sequence[str]) -> str:
-    """Names of columns in a sentence, each task once: `Linear probe on birds and boats`."""
+    """Return names of columns in a sentence, each task once: `Linear probe on birds and boats`."""
     datasets: dict[str, list[str]] = {}
     for name in names:
         task, _, dataset = name.partition(" on ")

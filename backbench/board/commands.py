@@ -39,8 +39,8 @@ def measuring(
     seeds: int = 1,
     also: Sequence[Column] = (),
 ) -> str:
-    """The command that measures `rows` in a column, and in others of its task and protocol. A verb
-    that takes one checkpoint measures the first of them."""
+    """Return the command that measures `rows` in a column, and in others of its task and protocol.
+    A verb that takes one checkpoint measures the first of them."""
     files = [_file_of(board, row) for row in rows]
     request: Any = _recorded(board, column)
     if isinstance(request, EvaluateRequest) and seeds == 1:
@@ -73,7 +73,7 @@ def measuring(
 
 
 def takes_several(column: Column) -> bool:
-    """True if one command measures several checkpoints in this column."""
+    """Return True if one command measures several checkpoints in this column."""
     return TASKS[column.task].verb in ("linear", "ood")
 
 
@@ -105,7 +105,8 @@ def _without_folder(opts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _recorded(board: Board, column: Column) -> Request | None:
-    """The request that measured the newest number of a column; None where none can be read."""
+    """Return the request that measured the newest number of a column; None where none can be
+    read."""
     newest = []
     for row in board.measured_rows:
         cell = board.cell(row, column)
@@ -131,7 +132,8 @@ def _request_of(result: Result) -> Request | None:
 
 @functools.lru_cache(maxsize=1024)  # the numbers of a run share their command
 def _parsed(command: str) -> Request | None:
-    """The request of a recorded command; None for a command of another program or release."""
+    """Return the request of a recorded command; None for a command of another program or
+    release."""
     silent = contextlib.redirect_stderr(io.StringIO())
     with silent, contextlib.suppress(SystemExit, ProtocolsAsked, BadInput, ValueError):
         return parse(printable.of_command(command)[1:])
@@ -155,7 +157,8 @@ def _models(request: Any) -> list[Path]:
 
 
 def _file_of(board: Board, row: Row) -> Path:
-    """The file of a row's checkpoint, by the commands that measured it; else NAME.safetensors."""
+    """Return the file of a row's checkpoint, by the commands that measured it; else
+    NAME.safetensors."""
     kept: Path | None = None
     for (checkpoint, _), cell in board.cells.items():
         if checkpoint != row.checkpoint:
@@ -206,7 +209,7 @@ def _from_column(
 
 @functools.cache
 def _recipe_of(protocol: str) -> str | None:
-    """The name of the shipped recipe of a protocol."""
+    """Return the name of the shipped recipe of a protocol."""
     for name in config.recipe_names("transfer"):
         recipe = config.read_recipe(config.find_recipe(name, "transfer"))
         if recipe.get("protocol") == protocol.partition("~")[0]:

@@ -42,7 +42,8 @@ Json = dict[str, Any]
 def records(
     results: Sequence[Result], organization: str, models: Mapping[str, str]
 ) -> dict[str, Json]:
-    """Each checkpoint's record by its path. `models` has the Hub's ORG/REPO of rows by name."""
+    """Return each checkpoint's record by its path. `models` has the Hub's ORG/REPO of rows by
+    name."""
     by_checkpoint: dict[str, list[Result]] = {}
     for result in results:
         if result.value is not None:  # the schema has no undefined score

@@ -90,7 +90,8 @@ def write_tidy(board: Board, path: Path) -> None:
 
 
 def document(board: Board, answer: str, judged: Sequence[object]) -> dict[str, object]:
-    """The board for programs: the answer, each measured row with its cells by column, verdicts."""
+    """Return the board for programs: the answer, each measured row with its cells by column,
+    verdicts."""
     rows = []
     for row in board.measured_rows:
         cells = {}
@@ -117,12 +118,12 @@ def _escaped(line: Line) -> Line:
 
 
 def _of_row(board: Board, row: Row) -> Line:
-    """The fields of ROW_FIELDS, in that order; csv writes None as an empty field."""
+    """Return the fields of ROW_FIELDS, in that order; csv writes None as an empty field."""
     return {name: getattr(row, name) for name in ROW_FIELDS} | {"name": board.name(row)}
 
 
 def _of_measurement(measurement: Measurement) -> Line:
-    """One measurement's value and origin."""
+    """Return one measurement's value and origin."""
     result, run = measurement
     low, high = result.ci95 or (None, None)
     line: Line = {
@@ -144,12 +145,12 @@ def _of_measurement(measurement: Measurement) -> Line:
 
 
 def _number(value: float | None) -> str:
-    """Four decimals without trailing zeros; empty where there is no value."""
+    """Return four decimals without trailing zeros; empty where there is no value."""
     return text_of(value, ".4f").rstrip("0").rstrip(".")
 
 
 def command_again(result: Result, out: str = "runs/again") -> str | None:
-    """The command that measures this number anew; None where no command was recorded."""
+    """Return the command that measures this number anew; None where no command was recorded."""
     command = result.facts.get("command") or result.origin.get("command")
     if not command:
         return None
@@ -161,7 +162,7 @@ def command_again(result: Result, out: str = "runs/again") -> str | None:
 # A run's numbers share their command, and splitting it is slow.
 @functools.lru_cache(maxsize=65536)
 def _with_another_out(command: str, out: str) -> str:
-    """The command with another run folder, by `--out` or a detector's OUTPUT_DIR."""
+    """Return the command with another run folder, by `--out` or a detector's OUTPUT_DIR."""
     words = printable.of_command(command)
     for i, word in enumerate(words):
         if word in ("--out", "OUTPUT_DIR") and i + 1 < len(words):
@@ -184,12 +185,12 @@ def escaped(text: str, most: int = 400) -> str:
 
 
 def from_to(interval: tuple[float, float] | None) -> str:
-    """An interval in percent; empty where there is none."""
+    """Return an interval in percent; empty where there is none."""
     return "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
 
 
 def pipe_table(heads: Mapping[str, str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a pipe table; `heads` are heading -> alignment (`---` or `---:`)."""
+    """Return the lines of a pipe table; `heads` are heading -> alignment (`---` or `---:`)."""
     lines = []
     for cells in (list(heads), list(heads.values()), *rows):
         escaped_cells = [cell.replace("|", "\\|") for cell in cells]

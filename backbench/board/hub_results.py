@@ -39,7 +39,7 @@ def files(
     models: Mapping[str, str],
     benchmarks: Mapping[str, Benchmark],
 ) -> dict[str, str]:
-    """The text of each file by its path."""
+    """Return the text of each file by its path."""
     by_checkpoint: dict[str, list[Result]] = {}
     for result in results:
         if result.value is not None:
@@ -67,7 +67,8 @@ def files(
 
 
 def _entry(result: Result, benchmark: Benchmark) -> dict[str, object]:
-    """One number by the rules of .eval_results; the notes tell it from others of its dataset."""
+    """Return one number by the rules of .eval_results; the notes tell it from others of its
+    dataset."""
     entry: dict[str, object] = {
         "dataset": {"id": benchmark.dataset, "task_id": benchmark.task},
         "value": _rounded(result.value),

@@ -118,7 +118,7 @@ def _labs(given: Sequence[str]) -> list[Lab]:
 def _newest_of_each(
     records: Sequence[LabRecord], problems: list[str]
 ) -> list[LabRecord]:
-    """One record for each number, in the order in which they came."""
+    """Return one record for each number, in the order in which they came."""
     keys = column_keys.of_rows([record.measurement.result for record in records])
     numbers: dict[tuple[object, ...], list[LabRecord]] = {}
     named: set[str] = set()

@@ -52,23 +52,24 @@ _LABELS = re.compile(r"(?<=_labels)\d+$")  # top1_labels5: a point of a label cu
 
 
 def family(metric: str) -> str:
-    """The beginning of the metric's name: `segm` for segm_AP50, nothing for top1."""
+    """Return the beginning of the metric's name: `segm` for segm_AP50, nothing for top1."""
     return "" if metric in METRICS else metric.rpartition("_")[0]
 
 
 def place(metric: str) -> int:
-    """The place of a metric among those of its family, by the end of its name."""
+    """Return the place of a metric among those of its family, by the end of its name."""
     short = metric.rpartition("_")[2] if family(metric) else metric
     return METRICS.get(short, _OTHER).place
 
 
 def order(metric: str) -> str:
-    """The sorting key among metrics of one place: points of a curve by their numbers of labels."""
+    """Return the sorting key among metrics of one place: points of a curve by their numbers of
+    labels."""
     return _LABELS.sub(lambda number: number[0].zfill(10), metric)
 
 
 def kind_of(metric: str) -> MetricKind:
-    """The entry of a metric. `segm_AP` has that of `AP`, and `top1_k20` that of `top1`."""
+    """Return the entry of a metric. `segm_AP` has that of `AP`, and `top1_k20` that of `top1`."""
     name = _NEIGHBOURS.sub("", metric)
     shape, _, last = name.rpartition("_")
     of_shape = last.startswith("AP") or (shape in _SHAPES and last in ERRORS)
@@ -76,7 +77,7 @@ def kind_of(metric: str) -> MetricKind:
 
 
 def heading(metric: str) -> str:
-    """The words above a column of this metric: `top-1 k20` for top1_k20."""
+    """Return the words above a column of this metric: `top-1 k20` for top1_k20."""
     for name, kind in METRICS.items():
         if kind.heading and metric.startswith(name):
             metric = kind.heading + metric.removeprefix(name)

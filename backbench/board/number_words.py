@@ -62,7 +62,7 @@ _NEIGHBOURS = re.compile(r"(.+)_k(\d+)")
 
 
 def metric_words(result: Result) -> MetricWords:
-    """The words for the metric of a number."""
+    """Return the words for the metric of a number."""
     metric = result.metric
     if not TASKS[result.task].ranked:
         name = f"backbench.{result.task}.{metric}"
@@ -100,7 +100,7 @@ def hub_dataset(name: str) -> str | None:
 
 
 def hub_task(result: Result) -> str:
-    """The Hub's name for the kind of task."""
+    """Return the Hub's name for the kind of task."""
     task = TASKS[result.task]
     if task.name == "keypoint_rcnn" and result.metric.startswith("keypoints"):
         return "keypoint-detection"
@@ -116,6 +116,7 @@ def hub_task(result: Result) -> str:
 
 
 def model_slug(name: str, digest: str) -> str:
-    """A name for folders and addresses: two checkpoints of one name differ by their digests."""
+    """Return a name for folders and addresses: two checkpoints of one name differ by their
+    digests."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80]
     return f"{plain or 'model'}-{digest[:8]}"

@@ -60,7 +60,7 @@ class Overall(RankedGroup):
         return self.standing.places[self.rows.index(row)]
 
     def rank_of(self, row: Row) -> str:
-        """A row's rank and its interval, as `2 (1-4)`; empty if it has none."""
+        """Return a row's rank and its interval, as `2 (1-4)`; empty if it has none."""
         if row not in self.rows:
             return ""
         return f"{self.place(row).rank} ({self.interval(self.rows.index(row), '-')})"
@@ -72,7 +72,7 @@ def ranks_by(cell: Cell) -> bool:
 
 
 def main_columns(board: Board) -> list[Column]:
-    """The main metric's column of each way of measuring that two checkpoints share."""
+    """Return the main metric's column of each way of measuring that two checkpoints share."""
     main = [column for column in board.main_columns() if column.dataset != AVERAGE]
     _, values, _ = values_of(board, main)
     count = (~np.isnan(values)).sum(axis=0)  # of checkpoints in each column
@@ -124,16 +124,16 @@ def values_of(
 
 
 def connected_rows(board: Board) -> list[list[Row]]:
-    """The groups of checkpoints that common columns connect, the largest first. A checkpoint whose
-    numbers nobody else has is a group of its own; one without a ranked number is in none."""
+    """Return the groups of checkpoints that common columns connect, the largest first. A checkpoint
+    whose numbers nobody else has is a group of its own; one without a ranked number is in none."""
     columns = [column for column in board.main_columns() if column.dataset != AVERAGE]
     rows, values, _ = values_of(board, columns)
     return [[rows[i] for i in group] for group in groups.connected(values)]
 
 
 def overall(board: Board) -> list[Overall]:
-    """The ranks over every set, and of every group in it; none if no column has two checkpoints, or
-    if there are too many."""
+    """Return the ranks over every set, and of every group in it; none if no column has two
+    checkpoints, or if there are too many."""
     if len(board.measured_rows) > rank_intervals.MOST_ROWS:
         return []
     ranks = _Ranks(board)
@@ -148,8 +148,8 @@ def overall(board: Board) -> list[Overall]:
 
 
 def first_of_groups(sets: Sequence[Overall]) -> list[Overall]:
-    """The first set of each group: the one that its rows are ordered by. Where the columns that can
-    be tested leave a group in several parts, these are its first sets."""
+    """Return the first set of each group: the one that its rows are ordered by. Where the columns
+    that can be tested leave a group in several parts, these are its first sets."""
     out: list[Overall] = []
     for of in sets:
         known = {row for other in out for row in other.rows}
@@ -181,7 +181,8 @@ class _Ranks:
         return out
 
     def _of_group(self, name: str, columns: list[Column]) -> list[Overall]:
-        """The ranks of one group: over all of its columns, over those that can be tested, or both."""
+        """Return the ranks of one group: over all of its columns, over those that can be tested, or
+        both."""
         rows, _, datasets = values_of(self.board, columns)
         # 1. Over other datasets or columns like these, trained anew: one training each will do.
         whole = None
@@ -259,7 +260,7 @@ class _Ranks:
         )
 
     def _title(self, name: str, columns: list[Column], everything: list[Column]) -> str:
-        """The columns of a set in a sentence."""
+        """Return the columns of a set in a sentence."""
         count = len(columns)
         is_whole = count == len(everything)
         if name == OF_TWELVE:
@@ -331,12 +332,12 @@ def _basis(ranking: rank_intervals.Ranking, columns: Sequence[Column]) -> str:
 
 
 def answer(board: Board, sets: Sequence[Overall]) -> str:
-    """The sentences of the answer, as one line."""
+    """Return the sentences of the answer, as one line."""
     return " ".join(sentences(board, sets))
 
 
 def sentences(board: Board, sets: Sequence[Overall]) -> list[str]:
-    """Three sentences at most: who leads, and what cannot be told apart; who is best where; and what
+    """Return three sentences at most: who leads, and what cannot be told apart; who is best where; and what
     is missing for more, with the command that measures it."""
     # 1. Nothing is ranked.
     labels = board.labels()
@@ -387,7 +388,7 @@ def _labels_saved(board: Board) -> str:
 
 
 def _verdict(sets: Sequence[Overall]) -> str:
-    """Who leads each group over its widest set, and over the others."""
+    """Say who leads each group over its widest set, and over the others."""
     ranked = sorted({of.group for of in sets})
     clauses = []
     for group in ranked[:GROUPS]:
@@ -470,7 +471,7 @@ def _winners(
     labels: dict[str, str],
     connected: Sequence[Sequence[Row]],
 ) -> str:
-    """At most NAMED winners and their columns, those with the most columns first."""
+    """Return at most NAMED winners and their columns, those with the most columns first."""
     by_count = sorted(won, key=lambda checkpoint: -len(won[checkpoint]))
     names = short_names(board.main_columns())
     clauses = []

@@ -136,7 +136,8 @@ def _json(record: PageData | PageOrigins) -> str:
 
 
 def _newest_day(board: Board) -> str:
-    """The day of the newest measurement: unlike today's, it is the same for the same records."""
+    """Return the day of the newest measurement: unlike today's, it is the same for the same
+    records."""
     times = [part.recorded for cell in board.cells.values() for part in cell.parts]
     newest = max(times, default=0.0)
     if not 0 < newest < YEAR_5138:
@@ -152,7 +153,7 @@ def _sizes() -> str:
 
 
 def _round(value: float | None) -> float | None:
-    """Four decimals; a number that is not finite is undefined."""
+    """Return four decimals; a number that is not finite is undefined."""
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
 
@@ -191,7 +192,8 @@ def _rows(board: Board) -> list[PageRow]:
 def _columns_and_cells(
     board: Board, origins: "_Origins", notes: dict[str, int]
 ) -> tuple[list[PageColumn], list[Table]]:
-    """Every column, and the table of its cells. Each note of a cell goes into `notes` once."""
+    """Return every column, and the table of its cells. Each note of a cell goes into `notes`
+    once."""
     # One pass over the cells sorts them by column: a lookup for each field of the table would
     # take longer.
     by_column: dict[Column, list[tuple[str, Cell]]] = {

@@ -175,7 +175,8 @@ def _thin(
 
 
 def _mean(part: Sequence[Mapping[str, float]], name: str) -> float | None:
-    """The mean of a metric over some lines, to five digits; None where no line has a number."""
+    """Return the mean of a metric over some lines, to five digits; None where no line has a
+    number."""
     values = [line[name] for line in part if isinstance(line.get(name), int | float)]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
@@ -250,7 +251,7 @@ def _pictures(board: Board) -> list[PagePicture]:
 
 
 def _small_image(file: Path) -> _SmallImage | None:
-    """The image as a data URI, at most PICTURE_WIDTH wide; None where it cannot be read."""
+    """Return the image as a data URI, at most PICTURE_WIDTH wide; None where it cannot be read."""
     try:
         image = decode(file)
     except BadInput:

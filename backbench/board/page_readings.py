@@ -59,7 +59,7 @@ def _beside(part: Measurement, usual: Cell | None) -> Measurement | None:
 def _layers(
     best: Measurement, usual: Measurement | None, *, row: int, column: int
 ) -> PageLayers | None:
-    """The grid of one measurement; None where it does not say the scores of its layers."""
+    """Return the grid of one measurement; None where it does not say the scores of its layers."""
     chosen: Mapping[str, object] = best.result.chosen or {}
     scores = chosen.get("scores")
     if not isinstance(scores, Mapping):
@@ -127,7 +127,7 @@ def errors_of(board: Board) -> list[PageErrors]:
 
 
 def label_curves_of(board: Board) -> list[PageLabelCurve]:
-    """The points of every checkpoint's curve: two at least make a line."""
+    """Return the points of every checkpoint's curve: two at least make a line."""
     curves: dict[tuple[Column, int], dict[float, int]] = {}
     for index, column in enumerate(board.columns):
         metric, is_point, _ = column.metric.partition("_labels")

@@ -20,7 +20,7 @@ Verdict = dict[str, object]
 
 
 def as_object(record: Any) -> dict[str, Any]:
-    """One record as a JSON object; the records in its fields are left as they are."""
+    """Return one record as a JSON object; the records in its fields are left as they are."""
     return {field: getattr(record, field) for field in _fields(type(record))}
 
 

@@ -155,7 +155,7 @@ def of_table(table: ForeignTable) -> list[RankedGroup]:
 
 
 def answer(ranked: Sequence[RankedGroup], table: ForeignTable) -> str:
-    """Who leads each group; and which were never measured together."""
+    """Say who leads each group; and which were never measured together."""
     compared = [group for group in ranked if len(group.names) > 1]
     clauses = []
     for group in compared[:NAMED]:

@@ -98,7 +98,7 @@ class RankedGroup:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a sentence: `a, b and c`."""
+    """Return names in a sentence: `a, b and c`."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -116,7 +116,7 @@ def everybody(names: Sequence[str]) -> str:
 
 
 def in_braces(names: Sequence[str], most: int = 3) -> str:
-    """A group as one word of a sentence: `a`, `{a, b}` or `{a and 5 others}`."""
+    """Return a group as one word of a sentence: `a`, `{a, b}` or `{a and 5 others}`."""
     if len(names) == 1:
         return names[0]
     if len(names) <= most:

@@ -122,7 +122,7 @@ def run(request: CleanRequest) -> None:
 
 
 def _size(value: float) -> str:
-    """1536 -> 1.5 KiB."""
+    """Return 1.5 KiB for 1536."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
             break

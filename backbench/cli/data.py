@@ -234,7 +234,7 @@ def _record(found: Splits, beside: Path) -> Path:
 
 
 def _ignored(base: Path) -> list[str]:
-    """A line per split with files that no evaluation looks at."""
+    """Return a line per split with files that no evaluation looks at."""
     out = []
     for split in ("train", "val", "test"):
         folder = finding.split_folder(base, split)

@@ -221,7 +221,7 @@ def to_type(parts: list[Finding], data: Path) -> str:
 
 
 def verbs(needed: list[Finding], more: list[Finding]) -> list[Finding]:
-    """Each group of verbs: whether it can run here, and what it lacks."""
+    """Return each group of verbs: whether it can run here, and what it lacks."""
     lacking = [one for one in needed if one.state in (MISSING, BROKEN)]
     by_name = {one.name: one for one in more if one.kind != "data"}
     data = [one for one in more if (one.kind, one.state) == ("data", OK)]

@@ -97,7 +97,7 @@ def check(request: EvaluateRequest) -> None:
 
 
 def run(request: EvaluateRequest) -> Outcome:
-    """The verb `evaluate`."""
+    """Run the verb `evaluate`."""
     # 1. The plan: models and images are read here, and nowhere again
     given, tasks = models_and_tasks(request)
     root, tasks_there = wanted.place_tasks(

@@ -74,7 +74,8 @@ def run(request: LeaderboardRequest) -> Outcome:
 
 
 def _words_of(judged: Judged) -> str:
-    """A verdict in one line; it is in capitals where a number is not within its tolerance."""
+    """Return a verdict in one line; it is in capitals where a number is not within its
+    tolerance."""
     word = judged.verdict_and_way
     if not judged.within:
         word = word.replace(judged.verdict, judged.verdict.upper(), 1)

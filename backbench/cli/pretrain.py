@@ -50,7 +50,7 @@ def check(request: PretrainRequest) -> None:
 
 
 def run(request: PretrainRequest) -> Outcome | None:
-    """The verb `pretrain`."""
+    """Run the verb `pretrain`."""
     from backbench.pretrain import train
 
     if request.images is None:

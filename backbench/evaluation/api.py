@@ -34,7 +34,8 @@ class Results(list[Result]):
         return "\n".join(lines) or "no results"
 
     def _repr_html_(self) -> str:
-        """The board on its side, for a notebook: a line per column, a field per checkpoint."""
+        """Return the board on its side, for a notebook: a line per column, a field per
+        checkpoint."""
         board = self.board
         labels = board.labels()
         names = [html.escape(labels[row.checkpoint]) for row in board.rows]

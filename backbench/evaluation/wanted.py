@@ -221,7 +221,8 @@ def box_tasks(boxes: BoxFolder) -> list[str]:
 
 
 def _refuse_part(folder: Path, data: Path) -> None:
-    """BadInput for a folder inside of a dataset: its images, its labels, or one class of a split."""
+    """Raise BadInput for a folder inside of a dataset: its images, its labels, or one class of a
+    split."""
     base = box_folders.above(folder)
     for above in (folder.parent, folder.parent.parent):
         if base is None and {"train", "test"} <= set(catalog.splits_of(above)):

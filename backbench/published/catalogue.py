@@ -166,7 +166,7 @@ def items() -> tuple[PrintedItem, ...]:
 
 
 def _place(item: PrintedItem) -> tuple[int, bool, str]:
-    """The place of an item among all items."""
+    """Return the place of an item among all items."""
     paper, _, table = item.prints.partition(":")
     return PAPERS.index(paper), table.startswith("fig."), table
 
@@ -392,5 +392,5 @@ def status(item: PrintedItem, measured: Verdicts) -> str:
 
 
 def _counted(count: Counter[str | None]) -> str:
-    """24 unbuilt, 8 quoted."""
+    """Return `24 unbuilt, 8 quoted`."""
     return ", ".join(f"{n} {why}" for why, n in count.most_common())

@@ -60,7 +60,7 @@ class Claim:
 
 
 def _short(number: Published) -> str:
-    """The key without its paper, its table and what all numbers of a column share."""
+    """Return the key without its paper, its table and what all numbers of a column share."""
     _, _, model, arch, epochs, *more = number.key.split(":")
     return ":".join([model, arch, epochs, *more]).removesuffix(f":{number.trained_on}")
 

@@ -58,7 +58,8 @@ _CIFAR = ("cifar10", "cifar100")
 
 
 def _own_probe_of(method: str) -> tuple[ScoredBy, ...]:
-    """The probe that a paper states for its method, which scores the paper's baselines, too."""
+    """Return the probe that a paper states for its method, which scores the paper's baselines,
+    too."""
     rules = []
     for dataset, probe in own_probe.BY_METHOD[method].items():
         rules.append(ScoredBy(protocol=probe, datasets=(dataset,)))

@@ -33,7 +33,7 @@ class TableColumn:
         return self.task, self.dataset, self.metric
 
     def fits(self, column: Column) -> bool:
-        """True if `column` measures the same by any protocol, on the same split."""
+        """Return True if `column` measures the same by any protocol, on the same split."""
         usual = self.split or TASKS[self.task].split
         split = column.split or column_keys.USUAL_SPLIT
         return (
@@ -64,7 +64,7 @@ class PaperTable:
         return str(config.read_recipe(config.find_recipe(self.name, "grids"))["title"])
 
     def numbers(self) -> list[Published]:
-        """The printed numbers, in the paper's order."""
+        """Return the printed numbers, in the paper's order."""
         wanted = (self.paper, self.table)
         return [n for n in published.rows() if (n.paper, n.table) == wanted]
 
@@ -144,7 +144,7 @@ Columns = Sequence[Column | None]
 
 
 def published_lines(table: PaperTable) -> list[TableLine]:
-    """The rows that the paper printed, in its order."""
+    """Return the rows that the paper printed, in its order."""
     # One key is one printed row; its numbers come one by one.
     rows: dict[str, Row] = {}
     values: dict[str, dict[tuple[str, str, str], float]] = {}

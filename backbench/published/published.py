@@ -62,7 +62,7 @@ class Published:
 
 @functools.cache
 def rows() -> tuple[Published, ...]:
-    """Every published number, in the order of the papers' tables."""
+    """Return every published number, in the order of the papers' tables."""
     with FILE.open(newline="") as file:
         lines = []
         for line in csv.DictReader(file):

@@ -149,7 +149,8 @@ def _latex_table(
     heads: Sequence[str],
     body: Sequence[str],
 ) -> str:
-    """A booktabs table; `form` has a letter for each column, as \\begin{tabular} takes it."""
+    """Return a booktabs table; `form` has a letter for each column, as \\begin{tabular} takes
+    it."""
     lines = [
         *comments,
         r"\begin{table}[t]",
@@ -226,7 +227,7 @@ def write(
 def paper_table_to_latex(
     table: PaperTable, columns: Columns, measured: Sequence[TableLine]
 ) -> str:
-    """A booktabs table. Needs \\usepackage{booktabs}."""
+    """Return a booktabs table. Needs \\usepackage{booktabs}."""
     caption = rf"{_latex(table.caption)}, in \%."
     if measured:
         caption += f" Measured by {_latex(paper_tables.protocols_of(columns))}."
@@ -267,7 +268,7 @@ def paper_table_to_latex(
 def paper_table_to_markdown(
     table: PaperTable, columns: Columns, measured: Sequence[TableLine]
 ) -> str:
-    """A pipe table with the same lines."""
+    """Return a pipe table with the same lines."""
     heads = {"Model": "---", "Epochs": "---:", "Source": "---"}
     for column in table.columns:
         heads[joined(": ", column.group, column.heading)] = "---:"
@@ -285,7 +286,7 @@ def paper_table_to_markdown(
 
 
 def _who(line: TableLine, form: Form) -> list[str]:
-    """The name and the epochs of a line."""
+    """Return the name and the epochs of a line."""
     epochs = text_of(line.row.epochs, "d", missing=form.missing)
     return [form.escaped(line.row.name), epochs]
 
@@ -298,7 +299,7 @@ def _numbers(line: TableLine, form: Form) -> list[str]:
 
 
 def board_to_latex(board: Board, sets: Sequence[Overall] = ()) -> str:
-    """The table with the 95% intervals' halves and the page's marks, below the answer. Needs
+    """Return the table with the 95% intervals' halves and the page's marks, below the answer. Needs
     \\usepackage{booktabs}."""
     columns = board.main_columns()
     heads = ["Checkpoint"]
@@ -322,7 +323,7 @@ def board_to_latex(board: Board, sets: Sequence[Overall] = ()) -> str:
 
 
 def board_page(board: Board, sets: Sequence[Overall]) -> str:
-    """The answer, the ranks over each set of columns, and the same table."""
+    """Return the answer, the ranks over each set of columns, and the same table."""
     columns = board.main_columns()
     labels = board.labels()
     # 1. The answer, and a table of ranks for each set
@@ -373,7 +374,7 @@ def headings(columns: Sequence[Column]) -> list[tuple[str, ...]]:
 def _board_cells(
     board: Board, columns: Sequence[Column], form: Form
 ) -> Iterator[list[str]]:
-    """Each measured row: its name, and 71.2 ±0.8 for each column."""
+    """Return each measured row: its name, and 71.2 ±0.8 for each column."""
     labels = board.labels()
     for row in board.measured_rows:
         cells = [form.escaped(labels[row.checkpoint])]
@@ -431,7 +432,8 @@ def reproduction_page(judged: Sequence[Judged]) -> str:
 
 
 def list_page(listed: ReproductionList, verdicts: Sequence[ListVerdict]) -> str:
-    """Every printed number of a reproduction list with its verdict, below a count of the verdicts."""
+    """Return every printed number of a reproduction list with its verdict, below a count of the
+    verdicts."""
     count = Counter(one.verdict for one in verdicts)
     order = (WITHIN, OUTSIDE, ANOTHER, UNLIKE, MISSING, NO_FILE)
     counts = [f"{count[word]} {word}" for word in order if count[word]]
@@ -470,7 +472,8 @@ def _compared(
     ci95: tuple[float, float] | None,
     tolerance: tuple[float, float] | None,
 ) -> list[str]:
-    """The cells that both tables of verdicts share: printed, measured, interval, tolerance."""
+    """Return the cells that both tables of verdicts share: printed, measured, interval,
+    tolerance."""
     allowed = ""
     if tolerance is not None:
         below, above = tolerance

@@ -59,7 +59,7 @@ _DECISIVE = ("recipe", contents.KEY, *data_manifests.LISTS, *data_manifests.MANN
 
 
 def of_rows(rows: Sequence[Result]) -> list[ColumnKey]:
-    """The column key of each row among these; rows measured differently never share one."""
+    """Return the column key of each row among these; rows measured differently never share one."""
     orders = data_manifests.one_order(rows)
     # 1. Most rows are of few kinds, so each kind is worked out once.
     numbers: dict[bytes, int] = {}  # decisive content -> number of its kind
@@ -144,7 +144,7 @@ def _column_key(
 def _marks_of_lists(
     kinds: Sequence[_Kind], checkpoints: Mapping[tuple[int, int], set[str]]
 ) -> dict[tuple[int, int], str | None]:
-    """(kind, seed) -> the digest of its lists; None for the lists that go unmarked."""
+    """Return (kind, seed) -> the digest of its lists; None for the lists that go unmarked."""
     by_protocol: dict[_Protocol, list[tuple[int, int]]] = defaultdict(list)
     for number, seed in checkpoints:
         by_protocol[kinds[number].protocol].append((number, seed))
@@ -175,7 +175,7 @@ def _marks_of_contents(
     checkpoints: Mapping[tuple[int, int], set[str]],
     marks: Mapping[tuple[int, int], str | None],
 ) -> dict[tuple[int, int], str | None]:
-    """(kind, seed) -> the digest of what its images hold; None for what most checkpoints of one
+    """Return (kind, seed) -> the digest of what its images hold; None for what most checkpoints of one
     list saw, and where no row of the list says it."""
     measured: dict[tuple[object, ...], dict[str, set[str]]] = defaultdict(dict)
     for (number, seed), of_kind in checkpoints.items():
@@ -201,7 +201,7 @@ def _of_most(measured: Mapping[str, set[str]]) -> str | None:
 
 
 def _digits_needed(marks: Iterable[str | None]) -> int:
-    """How many first digits tell all of these marks apart."""
+    """Return how many first digits tell all of these marks apart."""
     full = {mark for mark in marks if mark not in (None, protocol_fingerprints.UNKNOWN)}
     digits = protocol_fingerprints.DIGITS
     while max(Counter(str(mark)[:digits] for mark in full).values(), default=1) > 1:

@@ -113,7 +113,7 @@ def one_order(rows: Iterable[Result]) -> OneOrder:
 def of_row(
     row: Result, *, has_recipe: bool, orders: OneOrder | None = None
 ) -> Lists | None:
-    """The row's lists; None where it names none. `orders` is what `one_order` returns."""
+    """Return the row's lists; None where it names none. `orders` is what `one_order` returns."""
     orders = orders or {}
     facts = row.facts
     manner: dict[str, object] = {
@@ -199,7 +199,7 @@ def _of_probe(
 def _of_detector(
     dataset: str, train: str, val: str, manner: Mapping[str, object]
 ) -> Lists:
-    """The annotation files: "coco_2017_val:<sha256>:5000"."""
+    """Return the annotation files: "coco_2017_val:<sha256>:5000"."""
     counts = [file.rpartition(":")[2] for file in (train, val)]
     usual = DETECTION_SIZES.get(dataset)
     size = ""

@@ -54,7 +54,7 @@ def keep(run: Path, stem: str, arrays: Mapping[str, np.ndarray], **of: str) -> s
 
 
 def load(path: Path) -> Arrays | None:
-    """The arrays of one file of scores; None where it is missing or (logged) damaged."""
+    """Return the arrays of one file of scores; None where it is missing or (logged) damaged."""
     return predictions.read_arrays(path, "scores", _refuse)
 
 
@@ -97,7 +97,7 @@ def names(x: Arrays) -> list[str]:
 
 
 def value(x: Arrays, metric: str) -> tuple[float, Interval | None]:
-    """A metric and its interval, in percent; nll is in nats.
+    """Return a metric and its interval, in percent; nll is in nats.
 
     ECE and AECE have no interval: resampling biases ECE upwards. EAURC has none of its own.
     """

@@ -117,8 +117,8 @@ def _reached(
 
 
 def _hits(curve: Curve) -> np.ndarray | None:
-    """The hits (P, D, N) of a curve; a point of one fit has them for every draw. None if the points
-    are not of the same images."""
+    """Return the hits (P, D, N) of a curve; a point of one fit has them for every draw. None if the
+    points are not of the same images."""
     by_point = []
     for labels in sorted(curve):
         kept = curve[labels]

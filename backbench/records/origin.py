@@ -13,7 +13,7 @@ from pathlib import Path
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The versions of Python, backbench, torch and torchvision."""
+    """Return the versions of Python, backbench, torch and torchvision."""
     out = {"python": platform.python_version()}
     for package in ("backbench", "torch", "torchvision"):
         try:
@@ -25,8 +25,8 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def code_revision() -> str:
-    """The commit of this code, with +changes where files differ; else the version. A wheel has the
-    commit that it was built of (tools/dist.py)."""
+    """Return the commit of this code, with +changes where files differ; else the version. A wheel
+    has the commit that it was built of (tools/dist.py)."""
     root = Path(__file__).parents[2]
     if (root / ".git").exists():
         git = ["git", "-C", str(root)]

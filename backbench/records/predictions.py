@@ -68,12 +68,13 @@ def keep(run: str | Path, name: str, **arrays: ArrayLike) -> str:
 
 
 def load(path: Path) -> Arrays | None:
-    """The arrays of one file of predictions; None where it is missing or (logged) damaged."""
+    """Return the arrays of one file of predictions; None where it is missing or (logged)
+    damaged."""
     return _latest.get(path)
 
 
 def hits(x: Arrays, metric: str) -> np.ndarray | None:
-    """Which images count as right, (N,) or (D, N) bool; None if the file cannot say it."""
+    """Return which images count as right, (N,) or (D, N) bool; None if the file cannot say it."""
     if metric.startswith("top5"):
         return x.get("hits5")
     if not metric.startswith(("top1", "mean_per_class")):
@@ -121,7 +122,8 @@ def _read(path: Path) -> Arrays | None:
 def read_arrays(
     path: Path, what: str, refuse: Callable[[Arrays], None]
 ) -> Arrays | None:
-    """The arrays of a stranger's .npz; None where it is missing, or (logged) damaged or refused."""
+    """Return the arrays of a stranger's .npz; None where it is missing, or (logged) damaged or
+    refused."""
     try:
         with opening.open_regular(path, most=opening.GIGABYTE) as opened:
             with zipfile.ZipFile(opened) as archive:

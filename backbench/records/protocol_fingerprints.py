@@ -56,7 +56,8 @@ def kind_of(task: str, recipe: Mapping[str, Any]) -> str:
 
 
 def measures(task: str) -> str:
-    """The kind of probe, or the detection task: a name is bound to one fingerprint for each."""
+    """Return the kind of probe, or the detection task: a name is bound to one fingerprint for
+    each."""
     return TASKS[task].kind or task
 
 
@@ -96,7 +97,7 @@ def decisive(
 
 
 def _in_any_group(key: str, defaults: Leaves) -> str | None:
-    """The default's key for all groups of one mapping: parts.*.list for parts.10.list."""
+    """Return the default's key for all groups of one mapping: parts.*.list for parts.10.list."""
     parts = key.split(".")
     for group in range(1, len(parts) - 1):
         pattern = ".".join((*parts[:group], "*", *parts[group + 1 :]))
@@ -113,7 +114,7 @@ def fingerprint_of(
 
 
 def digest(value: object) -> str:
-    """12 hex digits of any JSON-able value."""
+    """Return 12 hex digits of any JSON-able value."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -121,8 +122,9 @@ def digest(value: object) -> str:
 def of_recipe(
     task: str, name: str, recipe: Mapping[str, Any] | None, chosen_on: object
 ) -> str | None:
-    """The fingerprint to show behind a protocol's name: None if `recipe` is the shipped one of that
-    name, UNKNOWN if the row has none. `chosen_on` is the split that chose hyper-parameters."""
+    """Return the fingerprint to show behind a protocol's name: None if `recipe` is the shipped one
+    of that name, UNKNOWN if the row has none. `chosen_on` is the split that chose
+    hyper-parameters."""
     own_name = _NAMED_BY_FINGERPRINT.fullmatch(name)
     if not recipe:
         return None if own_name else UNKNOWN

@@ -44,7 +44,8 @@ def _last_name(path: str) -> str:
 
 
 def _cut_command(command: str | list[object]) -> str | list[str]:
-    """A command whose words name no absolute path: `--data /scratch/x` and `data=/scratch/x` too."""
+    """Return a command whose words name no absolute path: `--data /scratch/x` and `data=/scratch/x`
+    too."""
     if not isinstance(command, str):
         return [_cut_word(str(word)) for word in command]
     try:

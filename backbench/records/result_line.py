@@ -211,7 +211,7 @@ _MESSAGES = {"string_pattern_mismatch": "it holds a control character"}
 
 
 def parse(data: object) -> Result:
-    """A decoded line of JSON as a Result. BadInput names the first key that is wrong."""
+    """Return a decoded line of JSON as a Result. BadInput names the first key that is wrong."""
     if not isinstance(data, dict):
         raise BadInput(f"a {type(data).__name__}, not a result")
     schema = data.get("schema")

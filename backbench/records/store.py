@@ -68,7 +68,7 @@ def append(
 
 
 def _origin(run: Path) -> Origin:
-    """The origin of numbers added now; the command is the one that opened the run folder."""
+    """Return the origin of numbers added now; the command is the one that opened the run folder."""
     origin: Origin = {
         "recorded": round(time.time(), 3),
         "code": code_revision(),
@@ -133,7 +133,7 @@ def numbers(run: str | Path) -> set[NumberKey]:
 
 
 def _numbers(content: bytes) -> set[NumberKey]:
-    """The keys of the lines of a results file."""
+    """Return the keys of the lines of a results file."""
     keys = set()
     for text in content.split(b"\n"):
         try:
@@ -170,8 +170,8 @@ def complete(run: str | Path) -> bool:
 
 
 def files_below(path: str | Path) -> list[Path]:
-    """Every results file at or below `path`, sorted. Raises BadInput where `path` is missing, and
-    where it is a file that is no text, such as weights."""
+    """Return every results file at or below `path`, sorted. Raises BadInput where `path` is
+    missing, and where it is a file that is no text, such as weights."""
     path = Path(path)
     if path.is_file():
         with path.open("rb") as file:
@@ -217,7 +217,8 @@ def read_file(file: Path) -> Iterator[Result | str]:
 
 
 def read(path: str | Path) -> tuple[list[Result], list[str]]:
-    """All results below `path` (file or folder), and a line about each that could not be read."""
+    """Return all results below `path` (file or folder), and a line about each that could not be
+    read."""
     results = []
     problems = []
     for file in files_below(path):

@@ -38,7 +38,8 @@ class TrunkCost(NamedTuple):
 
 
 def plain(value: float, digits: int) -> str:
-    """A number with so many significant digits, and never with an exponent: 0.0051, 35, 1260."""
+    """Return a number with so many significant digits, and never with an exponent: 0.0051, 35,
+    1260."""
     if not value:
         return "0"
     rounded = float(f"{value:.{digits}g}")
@@ -52,7 +53,7 @@ FIELDS = TrunkCost._fields[:-1]
 
 
 def of_result(result: Result) -> TrunkCost | None:
-    """The cost that one row states; None where it states none."""
+    """Return the cost that one row states; None where it states none."""
     trunk = result.facts.get("trunk")
     if not trunk or "parameters" not in trunk:
         return None
@@ -79,7 +80,8 @@ def of_result(result: Result) -> TrunkCost | None:
 
 
 def of_results(results: Iterable[Result]) -> dict[str, TrunkCost]:
-    """Checkpoint -> cost and last speed; costs below a detector only if there is no other."""
+    """Return checkpoint -> cost and last speed; costs below a detector only if there is no
+    other."""
     costs: dict[str, TrunkCost] = {}
     by_time = sorted(results, key=lambda result: result.origin.get("recorded") or 0.0)
     for result in by_time:

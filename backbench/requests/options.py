@@ -110,8 +110,8 @@ _SPELLINGS: dict[type[Request], tuple[Spelling, ...]] = {}
 
 
 def spellings(request: type[Request]) -> tuple[Spelling, ...]:
-    """The options of a request: its own, in the order of its fields, then those that it shares with
-    others. They are worked out once for each request."""
+    """Return the options of a request: its own, in the order of its fields, then those that it
+    shares with others. They are worked out once for each request."""
     if request not in _SPELLINGS:
         hints = typing.get_type_hints(request)
         left = {field.name: field for field in dataclasses.fields(request)}

@@ -20,13 +20,13 @@ Accelerator = Literal["auto", "cpu", "cuda"]
 
 
 def seed_option(help: str) -> int:
-    """A field for a seed."""
+    """Return a field for a seed."""
     found: int = option(help, "N", default=0, least=LEAST_SEED, most=MOST_SEED)
     return found
 
 
 def seeds_option() -> int:
-    """A field for the number of trainings."""
+    """Return a field for the number of trainings."""
     found: int = option(
         "train again with the next seeds, N runs in RUN/s0, RUN/s1, ...: bold needs them",
         "N",
@@ -38,7 +38,8 @@ def seeds_option() -> int:
 
 
 def workers_option() -> int | None:
-    """A field for the number of loader workers; with 0 the process itself reads the images."""
+    """Return a field for the number of loader workers; with 0 the process itself reads the
+    images."""
     found: int | None = option(
         "loader workers per process", "N", default=None, least=0, most=MOST_WORKERS
     )
@@ -126,7 +127,7 @@ def checkpoints_argument() -> tuple[Path, ...]:
 
 
 def protocol_option(default: str, also: str = "") -> str:
-    """A field for a protocol's name."""
+    """Return a field for a protocol's name."""
     help = f"a recipe's name or file{also} (default: {default}); {CHANGES}"
     found: str = option(help, "NAME", default=default, action=ProtocolAction)
     return found

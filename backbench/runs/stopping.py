@@ -25,7 +25,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _unraisable(what: "sys.UnraisableHookArgs") -> None:
-    """A signal that came while a destructor ran: Python would print where and go on."""
+    """Note a signal that came while a destructor ran: Python would print where and go on."""
     if issubclass(what.exc_type, Stopped | KeyboardInterrupt):
         name = str(what.exc_value) or "SIGINT"  # a second Ctrl-C has no words
         _leave(signal.Signals[name], None)

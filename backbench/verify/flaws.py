@@ -56,7 +56,7 @@ def remark(result: Result) -> str:
 
 @functools.cache
 def errata() -> Mapping[str, list[dict[str, Any]]]:
-    """The entries of errata.yaml by task."""
+    """Return the entries of errata.yaml by task."""
     by_task: dict[str, list[dict[str, Any]]] = {}
     for entry in yamls.read(Path(__file__).with_name("errata.yaml")):
         for task in entry["tasks"]:

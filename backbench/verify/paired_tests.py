@@ -25,7 +25,8 @@ class SeedScores(NamedTuple):
 
 
 def of_seeds(files: Sequence[Path], metric: str) -> SeedScores | None:
-    """The scores in the predictions of a checkpoint's seeds; None unless all are of one list."""
+    """Return the scores in the predictions of a checkpoint's seeds; None unless all are of one
+    list."""
     # 1. Every file is there, and of the list of the first one.
     loaded = [load(file) for file in files]
     kept = [arrays for arrays in loaded if arrays is not None]

@@ -40,7 +40,8 @@ def value_again(x: Arrays, metric: str) -> float | None:
 
 
 def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
-    """The values of one file in percent on each resample, with the spread of the population."""
+    """Return the values of one file in percent on each resample, with the spread of the
+    population."""
     drawn = x.get(f"bootstrap_{metric}")
     if drawn is not None:
         drawn = drawn[: resampling.COUNT].astype(float)
@@ -61,12 +62,12 @@ def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
 
 
 def weights(x: Arrays, metric: str) -> np.ndarray:
-    """The weight of each image (N,): equal, or those of a mean of class means."""
+    """Return the weight of each image (N,): equal, or those of a mean of class means."""
     per_image = x["prediction"] if "prediction" in x else x["hits5"]
     return confidence.weights(per_image.shape[-1], classes_of(x, metric))
 
 
 @functools.lru_cache(maxsize=4)
 def _image_counts(manifest: str, images: int) -> np.ndarray:
-    """The resamples of one test list, kept for the columns that share it."""
+    """Return the resamples of one test list, kept for the columns that share it."""
     return resampling.image_counts(seeding.seed_of("images", manifest, images), images)

@@ -99,7 +99,7 @@ class _Unfit(Exception):
 
 
 def of_run(rows: Sequence[Result], run: Path) -> list[RowVerdict]:
-    """The verdict on each row of one results file, whose kept files lie below `run`."""
+    """Return the verdict on each row of one results file, whose kept files lie below `run`."""
     now = time.time()
     verdicts = []
     for r in rows:
@@ -252,7 +252,8 @@ def _refuse_choice(r: Result) -> None:
 
 
 def _grid(recipe: Mapping[str, Any]) -> list[float]:
-    """The rates, penalties or numbers of neighbours of a recipe; of equals the first is chosen."""
+    """Return the rates, penalties or numbers of neighbours of a recipe; of equals the first is
+    chosen."""
     kind = str(recipe.get("kind"))
     if _CHOSEN_BY.get(kind) == "l2":
         smallest, largest, count = recipe["l2"]
@@ -536,7 +537,8 @@ def _of_test_images(r: Result, run: Path, arrays: Arrays) -> int:
 
 
 def _mean_of_queries(label: np.ndarray, queries: np.ndarray) -> float:
-    """The mean score of the queries (N,), in percent: images whose class has others; nan elsewhere."""
+    """Return the mean score of the queries (N,), in percent: images whose class has others; nan
+    elsewhere."""
     _, own, size = np.unique(label, return_inverse=True, return_counts=True)
     has_others = size[own] > 1
     if not np.array_equal(np.isnan(queries), ~has_others):
@@ -650,7 +652,7 @@ def list_files(r: Result, run: Path) -> tuple[Path, ...]:
 
 
 def list_content(manifest: str, files: Sequence[Path]) -> bytes | None:
-    """The list of that digest, as 'path<TAB>label' lines; None where no file holds it."""
+    """Return the list of that digest, as 'path<TAB>label' lines; None where no file holds it."""
     for file in files:
         try:
             content = opening.read_bytes(file, most=_LARGEST_LIST)
@@ -668,7 +670,7 @@ _lists: dict[str, np.ndarray] = {}  # digest -> labels: the same wherever the li
 
 
 def _labels(manifest: str, files: Sequence[Path]) -> np.ndarray | None:
-    """The labels of the list of that digest (N,); None where no file holds it."""
+    """Return the labels of the list of that digest (N,); None where no file holds it."""
     if manifest in _lists:
         return _lists[manifest]
     content = list_content(manifest, files)

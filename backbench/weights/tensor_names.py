@@ -12,7 +12,7 @@ def is_counter(name: str) -> bool:
 
 
 def is_statistic(name: str) -> bool:
-    """True for a batch norm's running mean or variance."""
+    """Return True for a batch norm's running mean or variance."""
     return name.endswith(("running_mean", "running_var"))
 
 

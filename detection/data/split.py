@@ -80,7 +80,7 @@ class Split:
         return f"{self.name}:{digest.hexdigest()[:16]}:{len(self.records)}"
 
     def annotations(self) -> bytes:
-        """The annotations in COCO's format, as text."""
+        """Return the annotations in COCO's format, as text."""
         return self.file.read_bytes() if self.content is None else self.content
 
     @functools.cached_property

@@ -19,7 +19,7 @@ from backbench.weights.trunk import Trunk
 
 
 def standardise(z: Tensor) -> Tensor:
-    """(N, d) -> columns of mean 0 and norm 1 (Eq. 7). A column that is constant up to rounding
+    """Map (N, d) to columns of mean 0 and norm 1 (Eq. 7). A column that is constant up to rounding
     becomes 0, without gradient."""
     # The norm of a centred column is sqrt(N) sigma, which Eq. 7 divides by
     centred = z - z.mean(0)
@@ -48,7 +48,7 @@ def _well_conditioned(gram: Tensor, *, centred: bool) -> bool:
 
 @torch.no_grad()
 def nearest_base(z: Tensor, ridge: float) -> Tensor:
-    """(p, N, d) standardised -> B = Z (Z^T Z + ridge I)^(-1/2), Eq. 9, without gradient: the
+    """Map (p, N, d) standardised to B = Z (Z^T Z + ridge I)^(-1/2), Eq. 9, without gradient: the
     orthonormal matrix nearest to Z if Z has full column rank (Theorem 1, Eq. 2), else its ridged
     form. A badly conditioned Gram matrix, as in a collapse, loses its small eigenvalues in float32
     (errors of 10% were seen): float64 there."""
@@ -75,7 +75,7 @@ def nearest_base(z: Tensor, ridge: float) -> Tensor:
 
 
 def grouped_columns(z: Tensor, groups: int, permutation: Tensor | None) -> Tensor:
-    """(N, d) raw -> (groups, N, d / groups), standardised, permuted, cut (Section 3.2.4)."""
+    """Map (N, d) raw to (groups, N, d / groups), standardised, permuted, cut (Section 3.2.4)."""
     columns = standardise(z)
     if permutation is not None:
         columns = columns[:, permutation]

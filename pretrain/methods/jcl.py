@@ -15,7 +15,7 @@ from backbench.weights.trunk import Trunk
 
 
 def moments(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """q (N, d), keys (M', N, d) -> mean over keys of q.k, and its variance q^T Sigma q, both (N,).
+    """Map q (N, d), keys (M', N, d) to the mean over keys of q.k, and its variance q^T Sigma q, both (N,).
     Sigma is the keys' biased covariance; no (N, d, d) array is formed."""
     # With mu = mean_m k_m:  q^T Sigma q = 1/M' sum_m (q.(k_m - mu))^2, the variance of the scores
     # q.k_m

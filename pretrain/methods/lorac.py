@@ -83,7 +83,7 @@ class _NuclearNorm(torch.autograd.Function):
 
 
 def nuclear_norm(matrices: Tensor) -> Tensor:
-    """(B, M, d) -> (B,): sums of singular values; gradient U V^T, also at rank deficiency."""
+    """Map (B, M, d) to (B,): sums of singular values; gradient U V^T, also at rank deficiency."""
     return _NuclearNorm.apply(matrices)
 
 

@@ -66,7 +66,7 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def queue_logsumexp(q: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """(N, d), (K, d) -> (N,): log sum_j exp(q.k_j / temperature). Gradient to `q` only."""
+    """Map (N, d), (K, d) to (N,): log sum_j exp(q.k_j / temperature). Gradient to `q` only."""
     return _LogSumExp.apply(q, queue.detach(), temperature)
 
 
@@ -115,7 +115,7 @@ class Method(MomentumContrast[Config]):
         )
 
     def pair_loss(self, q: Tensor, k: Tensor, negatives: Tensor) -> Tensor:
-        """The loss of queries and their keys, both (n, d), and earlier keys (K, d)."""
+        """Return the loss of queries and their keys, both (n, d), and earlier keys (K, d)."""
         return infonce_loss(q, k, negatives, temperature=self.config.temperature)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

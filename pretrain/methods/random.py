@@ -20,5 +20,5 @@ class Method(method.Method):
         self.backbone = backbone
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """A loss of zero: nothing is learned even when a step is taken."""
+        """Return a loss of zero: nothing is learned even when a step is taken."""
         return {"loss": 0.0 * self.backbone(batch.views[0]).float().sum()}

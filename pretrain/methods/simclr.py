@@ -61,7 +61,7 @@ class TwoViews(method.Method, Generic[C]):
         self.projector = build_head(config.head, backbone.feature_dim)
 
     def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
-        """The loss of the projections (N, d) of the global batch."""
+        """Return the loss of the projections (N, d) of the global batch."""
         raise AssertionError("a method of two views has a `loss` or a `forward`")
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from backbench.weights.trunk import Trunk
 
 
 def whiten(x: Tensor, ridge: float) -> Tensor:
-    """(S, N, d) slices -> the same with mean 0 and covariance I, by Cholesky (Section 3)."""
+    """Map (S, N, d) slices to the same with mean 0 and covariance I, by Cholesky (Section 3)."""
     # With covariance C = L L^T, the rows x of centred X become L^-1 x: their covariance is
     # L^-1 C L^-T = I
     centred = x - x.mean(1, keepdim=True)

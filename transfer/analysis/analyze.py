@@ -63,7 +63,8 @@ STATE = f"{STATES}/analyze.state"  # below the run's folder
 
 
 def run(request: AnalyzeRequest, loaded: Sequence[Checkpoint] | None = None) -> Outcome:
-    """The verb `analyze`; `loaded` are the files' checkpoints, where the caller has read them."""
+    """Run the verb `analyze`; `loaded` are the files' checkpoints, where the caller has read
+    them."""
     recipe = load_analysis(request.recipe, request.augmentations)
     if request.devices * request.nodes > 1:
         raise BadInput(

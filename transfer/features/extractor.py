@@ -62,7 +62,7 @@ class FeatureRows:
         return sum(map(len, self.parts))
 
     def take(self, index: Tensor) -> Tensor:
-        """The rows at `index` (n,), in that order: (n, D)."""
+        """Return the rows at `index` (n,), in that order: (n, D)."""
         if len(self.parts) == 1:
             return self.parts[0][index]
         first = self.parts[0]

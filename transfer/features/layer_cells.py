@@ -98,7 +98,7 @@ def _layout(outputs: LayerOutputs) -> Iterator[LayerCell]:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """True for equal features, but for the order of sums."""
+    """Return True for equal features, but for the order of sums."""
     if a.shape != b.shape:
         return False
     largest = float(b.abs().max())

@@ -83,7 +83,7 @@ class CellScale:
         return CellScale(cell, mean, spread * len(mean) ** 0.5)
 
     def __call__(self, features: Tensor) -> Tensor:
-        """(N, all columns) -> (N, d) of the cell."""
+        """Map (N, all columns) to (N, d) of the cell."""
         centred = features[:, self.cell.columns].double() - self.mean
         return (centred / self.spread).float()
 

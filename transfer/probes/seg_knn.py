@@ -185,7 +185,7 @@ class Neighbours:
         self.scale = torch.tensor(scaler.scale_).float().to(machine.device)
 
     def tokens(self, features: Tensor) -> Tensor:
-        """The features (n, T D) of images -> standardised tokens (n T, D) on the device."""
+        """Return the features (n, T D) of images -> standardised tokens (n T, D) on the device."""
         each = features.to(self.mean.device).view(-1, self.dim)
         return (each - self.mean) / self.scale
 
@@ -197,7 +197,7 @@ class Neighbours:
         return blocks.reshape(-1, down * across)
 
     def join(self, patches: Tensor, side: int) -> Tensor:
-        """The patches (T, P) of an image -> its label map (side, side)."""
+        """Return the patches (T, P) of an image -> its label map (side, side)."""
         blocks = patches.view(self.height, self.width, -1, side // self.width)
         return blocks.transpose(1, 2).reshape(side, side)
 

@@ -581,7 +581,7 @@ class ProbeTraining:
         save_state(self.task.state_file, state)
 
     def _resume(self) -> int:
-        """The step to start at: 0, or where a saved state of this phase ends."""
+        """Return the step to start at: 0, or where a saved state of this phase ends."""
         file = self.task.state_file
         if not file.exists():
             return 0

@@ -165,7 +165,7 @@ def _head(
 
 
 def _unit_length(features: np.ndarray) -> np.ndarray:
-    """(N, d) in double precision, each of length 1."""
+    """Return (N, d) in double precision, each of length 1."""
     x = features.astype(np.float64)
     return x / (np.linalg.norm(x, axis=1, keepdims=True) + _LENGTH)
 

@@ -40,8 +40,8 @@ def check_stem(stem: str) -> None:
 
 
 def _queue_per_crop(tables: Tables, trunks: list[TrunkInFile]) -> bool:
-    """True for LORAC and MoCo-M, which keep one queue for each assigned crop: (2, d, K), where MoCo
-    has (d, K)."""
+    """Return True for LORAC and MoCo-M, which keep one queue for each assigned crop: (2, d, K),
+    where MoCo has (d, K)."""
     for tensors in tables.values():
         for key, tensor in tensors.items():
             if unwrapped(key) == "queue" and tensor.dim() == 3:

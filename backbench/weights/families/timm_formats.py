@@ -75,7 +75,8 @@ def _said(method: str) -> FormatTest:
 
 
 def _mae(tables: Tables, trunks: list[TrunkInFile]) -> bool:
-    """True for MAE's files: their marks are a decoder or fixed positions, or else `--method mae`."""
+    """Return True for MAE's files: their marks are a decoder or fixed positions, or else `--method
+    mae`."""
     for trunk in trunks:
         decoder = any(key.startswith("decoder_") for key in tables[trunk.table])
         marked = decoder or _fixed_positions(tables, trunk)

@@ -37,7 +37,8 @@ def registered(model: str) -> TimmModule:
 
 
 def is_transformer(model: object) -> bool:
-    """True for a plain vision transformer: one grid of tokens from the first block to the last."""
+    """Return True for a plain vision transformer: one grid of tokens from the first block to the
+    last."""
     from timm.models.eva import Eva
     from timm.models.vision_transformer import VisionTransformer
 
