@@ -100,7 +100,7 @@ def form_of(method: str) -> OwnForm:
 
 
 def check(request: PretrainRequest) -> None:
-    """BadInput, before torch is imported, for options that do not go together, an unknown method and
+    """Raise BadInput, before torch is imported, for options that do not go together, an unknown method and
     a folder that is not there."""
     assert request.images is not None
     if request.data is not None:

@@ -120,7 +120,7 @@ def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
 
 
 def _defaults(cls: Any, prefix: str = "") -> Leaves:
-    """The leaves of a recipe of this dataclass that sets nothing."""
+    """Return the leaves of a recipe of this dataclass that sets nothing."""
     out: Leaves = {}
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):

@@ -23,8 +23,8 @@ def build(what: str, source: Path, out: Path) -> Path:
 
 
 def commit() -> str:
-    """The commit that is built, with +changes where files differ; empty outside of a repository.
-    Numbers that a wheel measures keep it (backbench/records/origin.py)."""
+    """Return the commit that is built, with +changes where files differ; empty outside of a
+    repository. Numbers that a wheel measures keep it (backbench/records/origin.py)."""
     git = ["git", "-C", str(Path(__file__).resolve().parent.parent)]
     try:
         head = subprocess.run(

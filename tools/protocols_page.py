@@ -192,15 +192,15 @@ def _used_by(name: str) -> str:
 
 
 def _keys(own: Mapping[str, Any], base: str, kind: str) -> str:
-    """The keys that are not at their defaults. A recipe over another one has no defaults: what it
-    states differs from the other."""
+    """Return the keys that are not at their defaults. A recipe over another one has no defaults:
+    what it states differs from the other."""
     defaults = {} if base else protocol_fingerprints.shipped()["defaults"].get(kind, {})
     left = _without_defaults(own, "", defaults)
     return _code(_flat(left)) if isinstance(left, Mapping) else ""
 
 
 def _defaults(kind: str) -> str:
-    """The keys that every protocol of a kind has unless it states another value."""
+    """Return the keys that every protocol of a kind has unless it states another value."""
     found = protocol_fingerprints.shipped()["defaults"].get(kind, {})
     shown = []
     for key, value in found.items():
@@ -242,7 +242,7 @@ def _code(keys: Iterable[tuple[str, object]]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as a command line has it."""
+    """Return a value as a command line has it."""
     if isinstance(value, list):
         return ",".join(map(_shown, value))
     return str(value) or '""'

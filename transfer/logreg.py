@@ -45,7 +45,7 @@ class Fit:
         return Fit(weight, bias, loss=0.0, iterations=0, converged=True)
 
     def logits(self, features: Tensor, chunk: int = 65536) -> Tensor:
-        """(N, d) -> (N, C), computed where the weights are and returned on the CPU."""
+        """Map (N, d) to (N, C), computed where the weights are and returned on the CPU."""
         parts = []
         for rows in features.split(chunk):
             x = rows.to(self.weight.device, self.weight.dtype)

@@ -98,7 +98,7 @@ Measured = Mapping[Setting, Sequence[float]]
 
 
 def measure(ablation: Ablation, board: Board, column: Column) -> Measured:
-    """The points of the settings that have a value in `column`."""
+    """Return the points of the settings that have a value in `column`."""
     out = {}
     for setting, rows in ablation.points.items():
         values = []

@@ -48,7 +48,7 @@ MOST_PAIRS = 6000  # paired tests computed for the page: about ten seconds
 
 
 def joined(between: str, *parts: str | None) -> str:
-    """The parts that are neither None nor empty, with `between` between them."""
+    """Return the parts that are neither None nor empty, with `between` between them."""
     return between.join(part for part in parts if part)
 
 
@@ -222,7 +222,7 @@ class Board:
         return [row for row in self.rows if row.source == MEASURED]
 
     def measured(self, column: Column) -> list[tuple[Row, Cell]]:
-        """The measured rows that have a value here, best first; ties by name."""
+        """Return the measured rows that have a value here, best first; ties by name."""
         lower_is_better = TASKS[column.task].lower
         ordered = []
         for row in self.measured_rows:
@@ -238,13 +238,13 @@ class Board:
         return [(row, cell) for row, cell in self.measured(column) if cell.backed]
 
     def measured_columns(self) -> list[Column]:
-        """The columns in which a measured row has a cell, in the board's order."""
+        """Return the columns in which a measured row has a cell, in the board's order."""
         digests = {row.checkpoint for row in self.measured_rows}
         used = {column for checkpoint, column in self.cells if checkpoint in digests}
         return [column for column in self.columns if column in used]
 
     def main_columns(self) -> list[Column]:
-        """The main metric's column of each way of measuring that can be ranked."""
+        """Return the main metric's column of each way of measuring that can be ranked."""
         main: dict[tuple[str, ...], Column] = {}
         for column in self.measured_columns():
             if TASKS[column.task].ranked:
@@ -272,7 +272,7 @@ class Board:
 
 
 def collect(runs: Iterable[str | Path]) -> Board:
-    """A board of every result below `runs`. Raises BadInput where a path is missing."""
+    """Return a board of every result below `runs`. Raises BadInput where a path is missing."""
     # Real path -> the path by which it was reached, so that no file is read twice
     files: dict[str, Path] = {}
     for run in runs:
@@ -550,7 +550,7 @@ def noise_of(board: Board, column: Column) -> TrainingNoise:
 
 
 def noise_words(noise: TrainingNoise) -> str:
-    """How far a second training moves a number; empty where nothing is trained."""
+    """Return how far a second training moves a number; empty where nothing is trained."""
     if noise is NOTHING_TRAINED:
         return ""
     if noise.known:

@@ -82,7 +82,7 @@ def _spelled(request: Request) -> str:
 
 
 def _folder(rows: Sequence[Row]) -> str:
-    """A folder's name for the runs of these rows."""
+    """Return a folder's name for the runs of these rows."""
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in rows[0].name)
     return name.strip(".-") or rows[0].checkpoint[:12]
 
@@ -94,7 +94,7 @@ def _fields(request: Request | None) -> set[str]:
 
 
 def _without_folder(opts: Sequence[str]) -> tuple[str, ...]:
-    """A detector's changes without its run folder, which `--out` names."""
+    """Return a detector's changes without its run folder, which `--out` names."""
     if "OUTPUT_DIR" not in opts:
         return tuple(opts)
     at = list(opts).index("OUTPUT_DIR")
@@ -145,7 +145,7 @@ def _is_task(word: str) -> bool:
 
 
 def _models(request: Any) -> list[Path]:
-    """The checkpoints that a request names."""
+    """Return the checkpoints that a request names."""
     names = _fields(request)
     if "checkpoints" in names:
         return list(request.checkpoints)
@@ -187,7 +187,7 @@ def _file_of(board: Board, row: Row) -> Path:
 def _from_column(
     column: Column, files: Sequence[Path], request: Request | None
 ) -> Request:
-    """A request for a column whose numbers were recorded without one, or by `evaluate`."""
+    """Return a request for a column whose numbers were recorded without one, or by `evaluate`."""
     task = TASKS[column.task]
     data = ROOT
     out = OUT / "x"

@@ -187,7 +187,8 @@ def _source_data(result: Result) -> Json:
 
 
 def _public_line(result: Result) -> Json:
-    """The line without the folders of a machine, and without the files that stay in the run."""
+    """Return the line without the folders of a machine, and without the files that stay in the
+    run."""
     line: Json = without_folders(dataclasses.asdict(result))
     line["origin"].pop("verified", None)
     for key in _FILES:
@@ -199,7 +200,7 @@ def _public_line(result: Result) -> Json:
 
 
 def files_below(path: Path) -> list[Path]:
-    """The records at or below `path`, known by their names."""
+    """Return the records at or below `path`, known by their names."""
     if path.is_file():
         return [path] if FILE_NAME.fullmatch(path.name) else []
     if not path.is_dir():
@@ -209,7 +210,8 @@ def files_below(path: Path) -> list[Path]:
 
 
 def read_file(file: Path) -> Iterator[Result | str]:
-    """Each number as a Result, or as one line of text that says why it has no column here."""
+    """Return each number as a Result, or as one line of text that says why it has no column
+    here."""
     where = printable.shown(str(file), 300)
     try:
         numbers = jsons.read(file)["evaluation_results"]

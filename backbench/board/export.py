@@ -180,7 +180,8 @@ _ESCAPED = str.maketrans(
 
 
 def escaped(text: str, most: int = 400) -> str:
-    """`text` on one line, with what Markdown would take for a tag, a link or emphasis escaped."""
+    """Return `text` on one line, with what Markdown would take for a tag, a link or emphasis
+    escaped."""
     return printable.shown(" ".join(text.split()), most).translate(_ESCAPED)
 
 

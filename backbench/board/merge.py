@@ -137,7 +137,8 @@ def _newest_of_each(
 
 
 def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
-    """The record that counts, with the origins of the others; those that disagree are named."""
+    """Return the record that counts, with the origins of the others; those that disagree are
+    named."""
     *others, newest = sorted(same, key=lambda record: record.measurement.recorded)
     result = newest.measurement.result
     also = []
@@ -169,7 +170,8 @@ def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
 
 
 def agree(a: Result, b: Result) -> bool:
-    """True where one's interval holds the other's value; without intervals, where they are equal."""
+    """Return True where one's interval holds the other's value; without intervals, where they are
+    equal."""
     if a.value is None or b.value is None:
         return a.value == b.value
     if abs(a.value - b.value) <= _ALIKE:

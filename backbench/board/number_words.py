@@ -94,7 +94,7 @@ def metric_words(result: Result) -> MetricWords:
 
 
 def hub_dataset(name: str) -> str | None:
-    """The repository of a dataset on the Hugging Face Hub, where its owner has one there."""
+    """Return the repository of a dataset on the Hugging Face Hub, where its owner has one there."""
     known = catalog.DATASETS.get(name)
     return None if known is None else known.hub
 

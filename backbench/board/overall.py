@@ -67,7 +67,8 @@ class Overall(RankedGroup):
 
 
 def ranks_by(cell: Cell) -> bool:
-    """True for a value that is ranked: it follows from what was kept, and its fit has converged."""
+    """Return True for a value that is ranked: it follows from what was kept, and its fit has
+    converged."""
     return cell.value is not None and cell.backed and cell.settled
 
 
@@ -80,7 +81,8 @@ def main_columns(board: Board) -> list[Column]:
 
 
 def column_sets(board: Board) -> dict[str, list[Column]]:
-    """The named sets of columns, the widest first. A set that equals another one is left out."""
+    """Return the named sets of columns, the widest first. A set that equals another one is left
+    out."""
     main = main_columns(board)
     detection = [column for column in main if TASKS[column.task].detects]
     sets = {ALL: main, OF_TWELVE: _of_twelve(board, main), OF_DETECTION: detection}
@@ -206,7 +208,7 @@ class _Ranks:
         return [*[part for part in parts if part.is_decided], whole]
 
     def _can_test(self, column: Column, rows: Sequence[Row]) -> bool:
-        """True if two rows kept their predictions, and the noise of trainings is known."""
+        """Return True if two rows kept their predictions, and the noise of trainings is known."""
         if not noise_of(self.board, column).known:
             return False
         return sum(self._resampled(row, column) is not None for row in rows) > 1
@@ -283,7 +285,7 @@ class _Ranks:
         return f"{count} measurements"
 
     def _resampled(self, row: Row, column: Column) -> np.ndarray | None:
-        """How a value moves on resamples of the images; None if nobody knows."""
+        """Return how a value moves on resamples of the images; None if nobody knows."""
         from backbench.verify import resamples
 
         key = (row.checkpoint, column)
@@ -300,8 +302,8 @@ class _Ranks:
     def _noise_and_runs(
         self, rows: Sequence[Row], columns: Sequence[Column]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """How values move on resamples of the images (rows, columns, resamples), nan if unknown, and
-        how many trainings each is the mean of (rows, columns)."""
+        """Return how values move on resamples of the images (rows, columns, resamples), nan if
+        unknown, and how many trainings each is the mean of (rows, columns)."""
         noise = np.full((len(rows), len(columns), resampling.COUNT), np.nan)
         runs = np.ones((len(rows), len(columns)))
         for r, row in enumerate(rows):
@@ -317,7 +319,7 @@ class _Ranks:
 
 
 def _basis(ranking: rank_intervals.Ranking, columns: Sequence[Column]) -> str:
-    """The words that say what the intervals are for."""
+    """Return the words that say what the intervals are for."""
     if ranking.over == "datasets":
         return f"for other datasets like these {ranking.units}"
     if ranking.over == "columns":
@@ -375,7 +377,8 @@ def sentences(board: Board, sets: Sequence[Overall]) -> list[str]:
 
 
 def _labels_saved(board: Board) -> str:
-    """The first thing that label curves, which rank nobody, say of each other; "" without two."""
+    """Return the first thing that label curves, which rank nobody, say of each other; "" without
+    two."""
     points = []
     for column in board.columns:
         if column.task != label_curve.TASK:
@@ -407,7 +410,7 @@ def _verdict(sets: Sequence[Overall]) -> str:
 
 
 def _of_group(sets: Sequence[Overall]) -> list[str]:
-    """Who leads one group over its sets."""
+    """Say who leads one group over its sets."""
     widest = sets[0]
     clauses = [widest.clause()]
     for other in sets[1:]:
@@ -455,7 +458,7 @@ def _single(
 
 
 def _won(board: Board, columns: Sequence[Column], mark: str) -> dict[str, list[Column]]:
-    """Checkpoint -> the columns in which it has this mark."""
+    """Return checkpoint -> the columns in which it has this mark."""
     won: dict[str, list[Column]] = {}
     for column in columns:
         for checkpoint, own in standing(board, column).items():

@@ -81,7 +81,7 @@ def _figure(title: str, file: Path) -> PageFigure:
 
 
 def _analyses(board: Board) -> list[tuple[str, Path]]:
-    """(title, svg) of the overviews and training curves of the board's `analyze` runs."""
+    """Return (title, svg) of the overviews and training curves of the board's `analyze` runs."""
     runs: dict[Path, None] = {}  # a set in the order of the cells
     for cell in board.cells.values():
         for result, run in cell.parts:
@@ -186,7 +186,8 @@ def _mean(part: Sequence[Mapping[str, float]], name: str) -> float | None:
 
 
 def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[CurveMark]:
-    """The step at which LORAC's prior begins: its recipe gives it as a share of the epochs."""
+    """Return the step at which LORAC's prior begins: its recipe gives it as a share of the
+    epochs."""
     try:
         recipe = jsons.read(run / RUN_FILE)["identity"]["recipe"]
         if recipe["method"]["prior"] == "none":  # MoCo-M: no prior ever

@@ -15,7 +15,7 @@ LAYERS = "layers"  # the task
 
 
 def _cells(board: Board, column: Column) -> list[tuple[int, Cell]]:
-    """The measured cells of a column that have a value, each with the index of its row."""
+    """Return the measured cells of a column that have a value, each with the index of its row."""
     row_index = board.row_index()
     found = []
     for row, cell in board.measured(column):
@@ -28,7 +28,7 @@ def _cells(board: Board, column: Column) -> list[tuple[int, Cell]]:
 
 
 def layers_of(board: Board) -> list[PageLayers]:
-    """The grid of every checkpoint whose layers were read, in the order of the columns."""
+    """Return the grid of every checkpoint whose layers were read, in the order of the columns."""
     found = []
     for index, column in enumerate(board.columns):
         if column.task != LAYERS or column.metric not in layers.METRICS:
@@ -47,7 +47,7 @@ def layers_of(board: Board) -> list[PageLayers]:
 
 
 def _beside(part: Measurement, usual: Cell | None) -> Measurement | None:
-    """The usual reading that was measured by the same run with the same seed."""
+    """Return the usual reading that was measured by the same run with the same seed."""
     if usual is None:
         return None
     for other in usual.parts:
@@ -105,7 +105,8 @@ def _short(value: float | None) -> float | None:
 
 
 def errors_of(board: Board) -> list[PageErrors]:
-    """The columns of the costs of each detector and shape (boxes, masks) on each list of boxes."""
+    """Return the columns of the costs of each detector and shape (boxes, masks) on each list of
+    boxes."""
     place = {column: index for index, column in enumerate(board.columns)}
     groups: dict[Column, dict[str, int]] = {}  # the AP50 that is explained -> costs
     for column, index in place.items():

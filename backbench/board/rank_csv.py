@@ -183,7 +183,7 @@ def answer(ranked: Sequence[RankedGroup], table: ForeignTable) -> str:
 
 
 def of_runs(runs: Path) -> tuple[list[RankedGroup], str]:
-    """The ranks and the answer of the board of a folder, as `leaderboard` has them."""
+    """Return the ranks and the answer of the board of a folder, as `leaderboard` has them."""
     board = collect([runs])
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))

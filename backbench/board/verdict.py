@@ -31,12 +31,12 @@ class RankedGroup:
         return len(self.leaders) == 1
 
     def interval(self, index: int, between: str) -> str:
-        """The ends of a row's interval, as `1-4`; one number if they are equal."""
+        """Return the ends of a row's interval, as `1-4`; one number if they are equal."""
         low, high = self.standing.places[index].interval
         return str(low) if low == high else f"{low}{between}{high}"
 
     def clause(self) -> str:
-        """Who leads, with what confidence, or that nobody does."""
+        """Say who leads, with what confidence, or that nobody does."""
         leaders = self.leaders
         total = len(self.names)
         if len(leaders) == total:
@@ -111,7 +111,7 @@ def some(names: Sequence[str]) -> str:
 
 
 def everybody(names: Sequence[str]) -> str:
-    """All names in a sentence, or their number if they are many."""
+    """Return all names in a sentence, or their number if they are many."""
     return listed(names) if len(names) <= NAMED else f"the {len(names)} checkpoints"
 
 

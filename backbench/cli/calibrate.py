@@ -42,7 +42,8 @@ def run(request: CalibrateRequest) -> Outcome:
 
 
 def of_run(file: Path) -> list[Result]:
-    """The rows that the scores beside a results file give; those that are new are appended to it."""
+    """Return the rows that the scores beside a results file give; those that are new are appended
+    to it."""
     # 1. The files of scores, each with the first result that was computed from it.
     problems: list[str] = []
     of_scores: dict[str, Result] = {}

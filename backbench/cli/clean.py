@@ -55,7 +55,8 @@ class Held:
 
 
 def held(runs: Iterable[str | Path]) -> list[Held]:
-    """Every run folder (one with run.json) at or below `runs`, by path; links are not followed."""
+    """Return every run folder (one with run.json) at or below `runs`, by path; links are not
+    followed."""
     owners: dict[Path, Held] = {}  # folder -> whose its files are
     for top in map(Path, runs):
         if not top.is_dir():

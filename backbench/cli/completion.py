@@ -12,7 +12,7 @@ VARIABLE = "_ARGCOMPLETE"  # the shell's script sets it
 
 
 def script(shell: str) -> str:
-    """What the shell reads once: `eval "$(backbench --completion bash)"`."""
+    """Return what the shell reads once: `eval "$(backbench --completion bash)"`."""
     try:
         import argcomplete
     except ImportError:

@@ -345,7 +345,7 @@ def _map_problems(found: Splits) -> list[str]:
 
 
 def _list_problems(which: str, images: ImageList) -> list[str]:
-    """The problems of a split's list, before any image is read."""
+    """Return the problems of a split's list, before any image is read."""
     problems = []
     shown = set(images.labels)
     if isinstance(images, MultiLabelList):
@@ -363,7 +363,8 @@ def _list_problems(which: str, images: ImageList) -> list[str]:
 
 
 def _read_all(title: str, images: ImageList) -> tuple[list[Look | None], list[str]]:
-    """The look of every image, None where it cannot be decoded, and a line for each of those."""
+    """Return the look of every image, None where it cannot be decoded, and a line for each of
+    those."""
     progress = Progress(
         None, len(images), f"{title}: reading", unit="image", after=QUIET_SECONDS
     )

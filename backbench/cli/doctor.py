@@ -105,8 +105,8 @@ def packages() -> list[Finding]:
 
 
 def within(version: str, wanted: str) -> bool:
-    """True if `2.15.0+cu130` is in `>=2.11,<2.16`. The release number alone counts: vendors' builds
-    (`2.11.0a0+1f3c`, `2.15.0-custom`) are builds of it."""
+    """Return True if `2.15.0+cu130` is in `>=2.11,<2.16`. The release number alone counts: vendors'
+    builds (`2.11.0a0+1f3c`, `2.15.0-custom`) are builds of it."""
     from packaging.specifiers import SpecifierSet
 
     release = re.match(r"\d+(\.\d+)*(\.post\d+)?", version)
@@ -165,7 +165,8 @@ def _asked(kind: str, name: str, *command: str) -> Finding:
 
 
 def datasets(data: Path) -> list[Finding]:
-    """The datasets below ROOT, and why some are unusable; `data check NAME` also reads images."""
+    """Return the datasets below ROOT, and why some are unusable; `data check NAME` also reads
+    images."""
     parts = []
     for row in availability.listed(data):
         name, state = (
@@ -197,7 +198,7 @@ def coco(data: Path) -> Finding:
 
 
 def to_type(parts: list[Finding], data: Path) -> str:
-    """The command that comes next: what mends this, or the first numbers of what is here."""
+    """Return the command that comes next: what mends this, or the first numbers of what is here."""
     absent = [
         one.name for one in parts if (one.kind, one.state) == ("package", MISSING)
     ]

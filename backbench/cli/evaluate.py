@@ -86,7 +86,7 @@ def models_and_tasks(
 
 
 def check(request: EvaluateRequest) -> None:
-    """BadInput, before torch is imported, for a word that is neither a model nor a task, a recipe
+    """Raise BadInput, before torch is imported, for a word that is neither a model nor a task, a recipe
     that is not there, and a folder that holds no classes."""
     _, tasks = models_and_tasks(request)
     _, tasks_there = wanted.place_tasks(

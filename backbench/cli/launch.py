@@ -127,7 +127,7 @@ class GridRun:
         return plan
 
     def refuse_missing(self) -> None:
-        """BadInput for jobs whose datasets are not here."""
+        """Raise BadInput for jobs whose datasets are not here."""
         self.commands.refuse_missing(self.where, later=self.data_later)
 
     def missing(self) -> tuple[list[Job], bool]:

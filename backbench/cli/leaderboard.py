@@ -177,7 +177,8 @@ def _write(
 
 
 def _printed_columns(board: Board) -> list[Column]:
-    """The first metric of each family that was measured, and the chosen statistics of features."""
+    """Return the first metric of each family that was measured, and the chosen statistics of
+    features."""
     columns: dict[tuple[object, ...], Column] = {}
     for c in board.measured_columns():
         if TASKS[c.task].ranked:

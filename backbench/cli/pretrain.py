@@ -25,7 +25,7 @@ TABLE = "evaluation"  # the folder in RUN of the table
 
 
 def check(request: PretrainRequest) -> None:
-    """BadInput, before torch is imported, for a bad recipe or for options that do not fit."""
+    """Raise BadInput, before torch is imported, for a bad recipe or for options that do not fit."""
     from backbench.pretrain import own, recipe
 
     if request.images is not None:

@@ -337,7 +337,7 @@ VERBS: dict[type[Request], Verb] = {
 
 
 def check(request: Request) -> None:
-    """BadInput for a recipe, file or key of the request that can be refused without torch."""
+    """Raise BadInput for a recipe, file or key of the request that can be refused without torch."""
     refuse = VERBS[type(request)].check
     if refuse is not None:
         refuse(request)

@@ -85,7 +85,7 @@ def _print_report(report: Report) -> None:
 
 
 def _allowed(allows: Allows) -> list[str]:
-    """The uses of the trunk, a line each."""
+    """Return the uses of the trunk, a line each."""
     out = [f"reading   {allows['reading']}: {allows['feature_dim']} numbers an image"]
     if allows["size"] is not None:
         rule = allows["positions"] or "RULE"

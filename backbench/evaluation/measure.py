@@ -20,7 +20,8 @@ from backbench.tasks import TASKS
 
 
 def refuse(plan: EvaluationPlan) -> None:
-    """BadInput for what a run would refuse: a request, the machine, or the lists of images."""
+    """Raise BadInput for what a run would refuse: a request, the machine, or the lists of
+    images."""
     for run in plan.runs:
         _refuse(run)
     read_lists(plan)
@@ -44,7 +45,7 @@ def measure(plan: EvaluationPlan) -> list[Result]:
 
 
 def _refuse(run: PlannedRun) -> None:
-    """BadInput for a request that its program cannot do."""
+    """Raise BadInput for a request that its program cannot do."""
     match run.request:
         case LinearRequest() | OodRequest() | SemisupRequest() | FinetuneRequest():
             from backbench.transfer import protocols

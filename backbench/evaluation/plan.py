@@ -205,7 +205,8 @@ def _fitted(
 def _fewer(
     wanted: WantedTask, recipe: config.Recipe, plan: EvaluationPlan
 ) -> list[str]:
-    """The changes to a recipe that asks for more neighbours or labels than there are images."""
+    """Return the changes to a recipe that asks for more neighbours or labels than there are
+    images."""
     images = images_of(plan, wanted.dataset).both()
     if wanted.task == "knn" and max(recipe["k"]) > len(images):
         few = [k for k in recipe["k"] if k <= len(images)] or [1]
@@ -225,7 +226,7 @@ def _fewer(
 
 
 def refuse_recipes(wanted: Sequence[WantedTask]) -> None:
-    """BadInput for a recipe that is not there, before anything is read."""
+    """Raise BadInput for a recipe that is not there, before anything is read."""
     for task in wanted:
         row = TASKS[task.task]
         if row.from_scores:
@@ -239,7 +240,7 @@ def refuse_recipes(wanted: Sequence[WantedTask]) -> None:
 def refuse_places(
     wanted: Sequence[WantedTask], accelerator: str, workers: int | None
 ) -> None:
-    """BadInput for options of place that one of the tasks does not take."""
+    """Raise BadInput for options of place that one of the tasks does not take."""
     for task in wanted:
         if TASKS[task.task].detects and (accelerator != "auto" or workers is not None):
             raise BadInput(

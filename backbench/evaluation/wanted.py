@@ -175,7 +175,8 @@ def _placed(
 
 
 def refuse_boxes(root: Path, tasks: Iterable[WantedTask]) -> None:
-    """BadInput for boxes of the user's own that a detector would refuse: images are looked at, too."""
+    """Raise BadInput for boxes of the user's own that a detector would refuse: images are looked
+    at, too."""
     for task in tasks:
         if not TASKS[task.task].detects or not has_own_boxes(task.dataset):
             continue

@@ -107,7 +107,7 @@ class Judged:
         return (*self.other_trunk, "its pretraining recipe is not known")
 
     def on_page(self) -> dict[str, object]:
-        """The fields that page_sections.js reads."""
+        """Return the fields that page_sections.js reads."""
         low, high = None, None
         if self.ci95 is not None:
             low, high = (round(end, 4) for end in self.ci95)
@@ -226,7 +226,7 @@ def _trunk_differences(row: Row, cell: Cell, number: Published) -> tuple[str, ..
 
 
 def _mean(number: Published, seeds: Sequence[Judged]) -> Judged:
-    """One verdict on the mean of checkpoints that were pretrained by one recipe."""
+    """Return one verdict on the mean of checkpoints that were pretrained by one recipe."""
     first = seeds[0]
     if len(seeds) == 1:
         return first

@@ -90,7 +90,7 @@ _METRIC_HEADINGS = {"top1": "Top-1", "top5": "Top-5", "train_top1": "Train top-1
 
 
 def _column(number: Published) -> TableColumn:
-    """The column of a printed number, as it is measured, under the paper's headings."""
+    """Return the column of a printed number, as it is measured, under the paper's headings."""
     task = TASKS[number.task]
     measured = judging_rules.as_measured(number)
     dataset = _dataset_heading(number.dataset)
@@ -121,7 +121,7 @@ def _column(number: Published) -> TableColumn:
 
 
 def _dataset_heading(dataset: str) -> str:
-    """A dataset's name as LORAC writes it."""
+    """Return a dataset's name as LORAC writes it."""
     if dataset.startswith(("cifar", "dtd", "stl", "sun")):
         return dataset.upper()
     return dataset.capitalize().replace("Caltech", "Caltech-")
@@ -199,7 +199,8 @@ def protocol_sets(board: Board, table: PaperTable) -> list[tuple[Column | None, 
 
 
 def measured_lines(board: Board, columns: Columns) -> list[TableLine]:
-    """The measured rows that have a value in at least one of the columns, in the board's order."""
+    """Return the measured rows that have a value in at least one of the columns, in the board's
+    order."""
     lines = []
     labels = board.labels()
     for row in board.measured_rows:
@@ -220,7 +221,7 @@ def measured_lines(board: Board, columns: Columns) -> list[TableLine]:
 
 
 def protocols_of(columns: Columns) -> str:
-    """The protocols by which the measured rows of a table were made: `a, b + detectron2`."""
+    """Return the protocols by which the measured rows of a table were made: `a, b + detectron2`."""
     used = set()
     for column in columns:
         if column is not None:

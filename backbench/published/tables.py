@@ -63,14 +63,14 @@ _LATEX = str.maketrans(
 
 
 def _latex(text: str) -> str:
-    """`text` on one line, with what LaTeX would take for a command escaped."""
+    """Return `text` on one line, with what LaTeX would take for a command escaped."""
     line = printable.shown(" ".join(text.split()), 400).translate(_LATEX)
     # After the end of a line, LaTeX would read these as an option of that line end.
     return f"{{}}{line}" if line.startswith(("[", "*")) else line
 
 
 def _commands_in(sentence: str) -> Iterator[tuple[str, bool]]:
-    """The pieces of an answer, and whether each is a command (between backticks there)."""
+    """Return the pieces of an answer, and whether each is a command (between backticks there)."""
     pieces = printable.shown(" ".join(sentence.split()), 4000).split("`")
     if len(pieces) % 2 == 0:
         # A checkpoint's name has a backtick: nobody knows which pieces are commands
@@ -92,7 +92,7 @@ def _latex_sentence(sentence: str) -> str:
 
 
 def _markdown_sentence(sentence: str) -> str:
-    """The answer for Markdown, where a command stays as it is."""
+    """Return the answer for Markdown, where a command stays as it is."""
     words = []
     for piece, is_command in _commands_in(sentence):
         if is_command:
@@ -174,7 +174,7 @@ def _ampersands(cells: Sequence[str]) -> str:
 
 
 def _legend(marks: Container[str | None]) -> str:
-    """The meaning of each mark that a LaTeX table has."""
+    """Return the meaning of each mark that a LaTeX table has."""
     meanings = {
         BEST: BOLD,
         TIED: ITALIC,
@@ -397,7 +397,8 @@ def _board_cells(
 
 
 def reproduction_page(judged: Sequence[Judged]) -> str:
-    """Every measured number that was judged against a published one, with verdict and hardware."""
+    """Return every measured number that was judged against a published one, with verdict and
+    hardware."""
     if not judged:
         return (
             "No checkpoint here names a published row by a protocol that was run: "

@@ -90,7 +90,7 @@ def of_rows(rows: Sequence[Result]) -> list[ColumnKey]:
 
 
 def _decisive_content(r: Result) -> bytes:
-    """Bytes that are equal only where everything decisive is."""
+    """Return bytes that are equal only where everything decisive is."""
     provenance = r.provenance
     chosen = r.chosen or {}
     decisive = [r.task, r.dataset, r.protocol, r.engine, r.split, chosen.get("on")]
@@ -194,7 +194,7 @@ def _marks_of_contents(
 
 
 def _of_most(measured: Mapping[str, set[str]]) -> str | None:
-    """The digest that most checkpoints have."""
+    """Return the digest that most checkpoints have."""
     return min(
         measured, key=lambda digest: (-len(measured[digest]), digest), default=None
     )

@@ -145,7 +145,8 @@ def of_row(
 
 
 def scored_list(row: Result) -> str | None:
-    """The digest of the test list that `of_row` takes, and no other that the row may name."""
+    """Return the digest of the test list that `of_row` takes, and no other that the row may
+    name."""
     facts = row.facts
     manifests = facts.get("manifests")
     if manifests is not None and isinstance(facts.get("images"), dict):
@@ -231,7 +232,7 @@ def _unusual_size(row: Result, counts: Sequence[int | None], official_val: bool)
 
 
 def _labels_in_list(row: Result, percent: int) -> int | None:
-    """How many labels the published list of a semi-supervised protocol has."""
+    """Return how many labels the published list of a semi-supervised protocol has."""
     node: object = row.facts.get("recipe")
     for key in ("parts", str(percent), "list", "lines"):
         node = node.get(key) if isinstance(node, dict) else None
@@ -239,7 +240,8 @@ def _labels_in_list(row: Result, percent: int) -> int | None:
 
 
 def digests(rows: Iterable[tuple[Lists, int]]) -> dict[tuple[Lists, int], str]:
-    """(lists of a row, its seed) -> a digest that is equal exactly for rows of one kind of data."""
+    """Return (lists of a row, its seed) -> a digest that is equal exactly for rows of one kind of
+    data."""
     groups: dict[tuple[str, str], set[tuple[Lists, int]]] = defaultdict(set)
     for lists, seed in rows:
         groups[lists.fixed, lists.labelled].add((lists, seed))

@@ -89,7 +89,8 @@ def owner(x: Arrays, r: Result) -> str:
 
 
 def names(x: Arrays) -> list[str]:
-    """The metrics of calibration that these scores give; those with _t are at the temperature."""
+    """Return the metrics of calibration that these scores give; those with _t are at the
+    temperature."""
     found = list(METRICS)
     if "temperature" in x:
         found += [f"{name}_t" for name in METRICS]

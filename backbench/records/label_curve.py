@@ -134,7 +134,7 @@ def _hits(curve: Curve) -> np.ndarray | None:
 
 
 def _same_images(kept: Arrays, curve: Curve) -> bool:
-    """True if all points of a curve were scored on the images of `kept`."""
+    """Return True if all points of a curve were scored on the images of `kept`."""
     for other in curve.values():
         same_list = str(other["manifest"]) == str(kept["manifest"])
         if not same_list or not np.array_equal(other["label"], kept["label"]):

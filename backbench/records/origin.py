@@ -60,7 +60,7 @@ def code_revision() -> str:
 
 @functools.cache
 def hardware() -> str:
-    """The GPU when this process uses one, else the CPU's name."""
+    """Return the GPU when this process uses one, else the CPU's name."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"

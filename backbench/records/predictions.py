@@ -144,7 +144,8 @@ def read_arrays(
 
 
 def _on_resamples(arrays: Arrays) -> Arrays:
-    """The metrics of counts of pixels per image, on the resamples of their list of images."""
+    """Return the metrics of counts of pixels per image, on the resamples of their list of
+    images."""
     counts = [arrays[name].astype(float) for name in dense_counts.NAMES]
     images = len(counts[0])
     seed = seeding.seed_of("images", str(arrays["manifest"]), images)

@@ -43,13 +43,14 @@ class Shipped(TypedDict):
 
 @functools.cache
 def shipped() -> Shipped:
-    """The bound names and defaults, read once."""
+    """Return the bound names and defaults, read once."""
     data: Shipped = json.loads(FILE.read_text())
     return data
 
 
 def kind_of(task: str, recipe: Mapping[str, Any]) -> str:
-    """The kind whose defaults a recipe has: its own `kind`; its backbone for a detection config."""
+    """Return the kind whose defaults a recipe has: its own `kind`; its backbone for a detection
+    config."""
     if TASKS[task].detects or TASKS[task].explains:
         return str(recipe.get("MODEL.BACKBONE.NAME"))
     return str(recipe.get("kind", task))
@@ -72,7 +73,7 @@ def leaves(recipe: object, prefix: str = "") -> Leaves:
 
 
 def _comparable(value: Any) -> Any:
-    """A value in the form in which it is compared: 1.0 is 1."""
+    """Return a value in the form in which it is compared: 1.0 is 1."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list | tuple):
@@ -83,7 +84,8 @@ def _comparable(value: Any) -> Any:
 def decisive(
     recipe: Mapping[str, Any], kind: str, defaults: Mapping[str, Leaves]
 ) -> Leaves:
-    """The leaves of a resolved recipe that decide its numbers and differ from their defaults."""
+    """Return the leaves of a resolved recipe that decide its numbers and differ from their
+    defaults."""
     free = FREE_OF_ANALYZE if kind == "analyze" else FREE
     of_kind = defaults.get(kind, {})
     out: Leaves = {}
@@ -109,7 +111,7 @@ def _in_any_group(key: str, defaults: Leaves) -> str | None:
 def fingerprint_of(
     recipe: Mapping[str, Any], kind: str, defaults: Mapping[str, Leaves]
 ) -> str:
-    """12 hex digits that are equal exactly when everything decisive is."""
+    """Return 12 hex digits that are equal exactly when everything decisive is."""
     return digest(decisive(recipe, kind, defaults))
 
 

@@ -125,7 +125,7 @@ def _number_key(line: dict[str, Any]) -> NumberKey:
 
 
 def numbers(run: str | Path) -> set[NumberKey]:
-    """The numbers that RUN/results.jsonl has a line of; unreadable lines have none."""
+    """Return the numbers that RUN/results.jsonl has a line of; unreadable lines have none."""
     try:
         return _numbers(opening.read_bytes(Path(run) / RESULTS_FILE, most=LARGEST_FILE))
     except OSError:
@@ -153,7 +153,7 @@ def owe(run: str | Path, rows: int) -> None:
 
 
 def owed(run: str | Path) -> int | None:
-    """How many rows RUN must deliver; None where nothing was noted."""
+    """Return how many rows RUN must deliver; None where nothing was noted."""
     try:
         rows = jsons.read(Path(run) / OWED_FILE)["rows"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -162,7 +162,7 @@ def owed(run: str | Path) -> int | None:
 
 
 def complete(run: str | Path) -> bool:
-    """True once RUN has every row that it owes; at least one, where nothing was noted."""
+    """Return True once RUN has every row that it owes; at least one, where nothing was noted."""
     return len(numbers(run)) >= max(1, owed(run) or 1)
 
 
@@ -188,7 +188,7 @@ def files_below(path: str | Path) -> list[Path]:
 
 
 def read_file(file: Path) -> Iterator[Result | str]:
-    """Each line as a Result, or as one line of text that says why it could not be read."""
+    """Return each line as a Result, or as one line of text that says why it could not be read."""
     where = printable.shown(str(file), 300)
     try:
         # Opening a FIFO in the place of a file would wait for its writer.

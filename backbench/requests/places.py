@@ -134,6 +134,6 @@ def protocol_option(default: str, also: str = "") -> str:
 
 
 def overrides_words() -> tuple[str, ...]:
-    """A field for the changes to a protocol, which may stand anywhere on the line."""
+    """Return a field for the changes to a protocol, which may stand anywhere on the line."""
     found: tuple[str, ...] = argument("k=v", several="loose", default=())
     return found

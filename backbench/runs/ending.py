@@ -65,7 +65,8 @@ def guarded(
 
 
 def _pipe_is_closed() -> bool:
-    """True if nobody reads our output, as behind `| head`; the rest of it is then discarded."""
+    """Return True if nobody reads our output, as behind `| head`; the rest of it is then
+    discarded."""
     closed = False
     for descriptor in (1, 2):
         writing = select.poll()

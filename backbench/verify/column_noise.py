@@ -12,7 +12,8 @@ from backbench.verify.paired_tests import classes_of, of_seeds
 
 
 def seeds_of(values: Sequence[float], files: Sequence[Path], metric: str) -> Seeds:
-    """The values of one checkpoint's trainings, and how much of their spread is these images'."""
+    """Return the values of one checkpoint's trainings, and how much of their spread is these
+    images'."""
     kept = of_seeds(files, metric) if len(files) == len(values) else None
     # Several draws of labels for each seed do not tell the images' part.
     if kept is None or kept.scores.ndim > 2:

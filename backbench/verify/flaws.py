@@ -19,7 +19,7 @@ _IMAGENETS = (
 
 
 def flaw(result: Result) -> str:
-    """The reason in words, or "" if there is none."""
+    """Return the reason in words, or "" if there is none."""
     # 1. An erratum: the row lacks what every row has since the fault was mended.
     for entry in errata().get(result.task, ()):
         part, _, key = entry["lacks"].partition(".")

@@ -53,7 +53,7 @@ def of_seeds(files: Sequence[Path], metric: str) -> SeedScores | None:
 
 
 def classes_of(x: Arrays, metric: str) -> np.ndarray | None:
-    """The class of each image (N,) where the metric is a mean over classes."""
+    """Return the class of each image (N,) where the metric is a mean over classes."""
     return x["label"] if metric.startswith("mean_per_class") else None
 
 
@@ -118,7 +118,8 @@ def _mean_cost(files: Sequence[Path], metric: str) -> float:
 
 
 def _same_list(x: Arrays, y: Arrays) -> bool:
-    """True if both were scored on the same images in the same order, with the same labels."""
+    """Return True if both were scored on the same images in the same order, with the same
+    labels."""
     if str(x["manifest"]) != str(y["manifest"]):
         return False
     both = [name for name in ("label", "labelled") if name in x and name in y]

@@ -13,7 +13,7 @@ from backbench.verify.paired_tests import classes_of
 
 
 def moved(files: Sequence[Path], metric: str) -> np.ndarray | None:
-    """How the mean of these files (one for each seed) moves on resamples of their test list.
+    """Return how the mean of these files (one for each seed) moves on resamples of their test list.
 
     Returns its value on each resample, in percent, minus the mean over resamples:
     (resampling.COUNT,). None if a file does not tell.
@@ -32,7 +32,7 @@ def moved(files: Sequence[Path], metric: str) -> np.ndarray | None:
 
 
 def value_again(x: Arrays, metric: str) -> float | None:
-    """The value that these predictions give, in percent; None if they do not tell it."""
+    """Return the value that these predictions give, in percent; None if they do not tell it."""
     right = hits(x, metric)
     if right is None:
         return None

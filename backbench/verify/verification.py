@@ -178,7 +178,7 @@ def _refuse_impossible(r: Result) -> None:
 
 
 def _tested(r: Result, images: Mapping[str, int | None]) -> int:
-    """How many images a probe's row was scored on; 0 where it does not say."""
+    """Return how many images a probe's row was scored on; 0 where it does not say."""
     splits = ("train", "val") if r.split == "train" else (r.split,)
     return sum(images.get(split) or 0 for split in splits)
 
@@ -271,7 +271,7 @@ def _grid(recipe: Mapping[str, Any]) -> list[float]:
 def _contradictions(
     rows: Sequence[Result], verdicts: Sequence[RowVerdict]
 ) -> Iterator[tuple[int, str]]:
-    """(index, reason) of rows that cannot be true beside another row of their run."""
+    """Return (index, reason) of rows that cannot be true beside another row of their run."""
     together: dict[tuple[object, ...], dict[str, int]] = {}  # metric -> its row
     owners: dict[str, tuple[object, ...]] = {}  # of files of predictions
     for n, r in enumerate(rows):
@@ -311,7 +311,8 @@ def _contradictions(
 
 @functools.lru_cache(maxsize=1024)
 def _never_less(metric: str) -> tuple[str, float]:
-    """The metric that must be at least as high, or "", and by how much it may still be lower."""
+    """Return the metric that must be at least as high, or "", and by how much it may still be
+    lower."""
     if metric.startswith("top1"):
         return metric.replace("top1", "top5", 1), _ALIKE
     kind, _, name = metric.rpartition("_")
@@ -642,7 +643,8 @@ def _of_listed_labels(r: Result, run: Path, arrays: Arrays) -> int:
 
 
 def list_files(r: Result, run: Path) -> tuple[Path, ...]:
-    """The files that may hold the list of a row's test images: in its run, or in a corpus above."""
+    """Return the files that may hold the list of a row's test images: in its run, or in a corpus
+    above."""
     manifest = (r.facts.get("manifests") or {}).get("test") or ""
     own = run / "manifests" / f"{printable.part(r.dataset)}-test.tsv"
     if not _DIGEST.fullmatch(manifest):

@@ -83,7 +83,7 @@ def tensors(arch: str, stem: str = "imagenet") -> Mapping[str, Tensor]:
 
 
 def is_name(text: object) -> bool:
-    """True for a text that names weights, as `timm:NAME` does, and not for a file's path."""
+    """Return True for a text that names weights, as `timm:NAME` does, and not for a file's path."""
     prefixes = [family.prefix for family in FAMILIES if family.named_for_files]
     return str(text).startswith((hub_files.PREFIX, *prefixes))
 

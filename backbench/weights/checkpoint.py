@@ -354,7 +354,7 @@ def unusable(name: str, tensor: Tensor) -> str:
 
 
 def finite(tensor: Tensor) -> bool:
-    """True where every element is finite."""
+    """Return True where every element is finite."""
     # Every nan and inf reaches the sum, which costs a fraction of isfinite. A finite tensor may
     # overflow the sum, so isfinite has the last word.
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())

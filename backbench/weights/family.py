@@ -149,7 +149,7 @@ class TrunkInFile(ABC):
 
 
 def in_file(tensor: Tensor) -> bool:
-    """True for a plain CPU tensor whose elements are all in the file."""
+    """Return True for a plain CPU tensor whose elements are all in the file."""
     import torch
 
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
@@ -161,7 +161,7 @@ def in_file(tensor: Tensor) -> bool:
 
 
 def identical(one: Tensor, other: Tensor) -> bool:
-    """True for two tensors whose elements are in the file, and equal."""
+    """Return True for two tensors whose elements are in the file, and equal."""
     # As float64, because torch compares no float8
     return in_file(one) and in_file(other) and one.double().equal(other.double())
 
@@ -304,11 +304,13 @@ class TrunkFamily(ABC):
     # Names
 
     def owns(self, arch: str) -> bool:
-        """True for the name of a trunk of this kind, or for what can only be meant as one."""
+        """Return True for the name of a trunk of this kind, or for what can only be meant as
+        one."""
         return bool(self.prefix) and arch.startswith(self.prefix)
 
     def lasting(self, arch: str) -> bool:
-        """True if the name means the same network in another process, so features may be kept."""
+        """Return True if the name means the same network in another process, so features may be
+        kept."""
         return True
 
     def suggestions(self) -> Collection[str]:

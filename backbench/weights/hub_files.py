@@ -47,7 +47,7 @@ class HubFile(NamedTuple):
 
 
 def is_name(text: object) -> bool:
-    """True for a text that names weights on the Hub."""
+    """Return True for a text that names weights on the Hub."""
     return str(text).startswith(PREFIX)
 
 

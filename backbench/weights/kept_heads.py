@@ -193,7 +193,7 @@ def _refuse_damaged(
 
 
 def _pools(query: Tensor, value: Tensor | None, width: int) -> bool:
-    """True where queries and values can pool tokens of that width."""
+    """Return True where queries and values can pool tokens of that width."""
     if query.ndim != 2 or query.shape[1] != width:
         return False
     # The queries divide the rows of the square values among themselves.

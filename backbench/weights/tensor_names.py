@@ -7,7 +7,7 @@ from backbench.untrusted.printable import shown
 
 
 def is_counter(name: str) -> bool:
-    """True for a batch norm's number of batches, which nothing is computed from."""
+    """Return True for a batch norm's number of batches, which nothing is computed from."""
     return name.endswith("num_batches_tracked")
 
 

@@ -31,8 +31,8 @@ def standardise(z: Tensor) -> Tensor:
 
 
 def _well_conditioned(gram: Tensor, *, centred: bool) -> bool:
-    """True if all eigenvalues of G (p, n, n) are above a thousandth of its Frobenius norm. With
-    `centred` the constant direction, which is always zero, is left out."""
+    """Return True if all eigenvalues of G (p, n, n) are above a thousandth of its Frobenius norm.
+    With `centred` the constant direction, which is always zero, is left out."""
     # 1. G = Z Z^T of centred columns has the eigenvector 1 = (1, ..., 1) with eigenvalue 0. Adding
     #    c / n in every entry makes that c, here the mean of the diagonal, and leaves the others
     n = gram.shape[-1]

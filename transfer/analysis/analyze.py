@@ -290,7 +290,7 @@ class Space:
         self.sample[rows[chosen]] = features[:, 0].cpu()[chosen]
 
     def tensors(self) -> list[Tensor]:
-        """All that is accumulated; filling these in place continues a stopped pass."""
+        """Return all that is accumulated; filling these in place continues a stopped pass."""
         return [
             *self.views.tensors(),
             *self.moments.tensors(),

@@ -156,7 +156,7 @@ class ViewStatistics:
         return value, (value - half, value + half)
 
     def tensors(self) -> list[Tensor]:
-        """All that is accumulated; filling these in place continues a stopped pass."""
+        """Return all that is accumulated; filling these in place continues a stopped pass."""
         return [self.sums, *(h.counts for h in self.histograms.values())]
 
 
@@ -178,7 +178,7 @@ class Moments:
         self.products.addmm_(x.T, x)
 
     def tensors(self) -> list[Tensor]:
-        """All that is accumulated; filling these in place continues a stopped pass."""
+        """Return all that is accumulated; filling these in place continues a stopped pass."""
         return [self.rows, self.sum, self.products]
 
     @property
@@ -239,7 +239,7 @@ class Groups:
         self.around.add((views - means[:, None]).flatten(0, 1))
 
     def tensors(self) -> list[Tensor]:
-        """All that is accumulated; filling these in place continues a stopped pass."""
+        """Return all that is accumulated; filling these in place continues a stopped pass."""
         return [*self.means.tensors(), *self.around.tensors()]
 
     def lidar(self) -> float:

@@ -66,7 +66,7 @@ def looks_like_boxes(base: Path) -> bool:
 
 
 def refuse(base: Path) -> None:
-    """BadInput for a folder of boxes, where images of one class each are read."""
+    """Raise BadInput for a folder of boxes, where images of one class each are read."""
     if looks_like_boxes(base):
         raise BadInput(
             f"{base}: holds boxes, no folder for each class; `backbench evaluate CHECKPOINT --data"

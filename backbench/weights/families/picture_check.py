@@ -120,7 +120,8 @@ def _refuse_unless_shown(checked: PictureCheck, own: str, classes: int) -> None:
 
 
 def _better(one: Score, other: Score) -> bool:
-    """True where the exact sign test on the pictures that only one of them names right is sure."""
+    """Return True where the exact sign test on the pictures that only one of them names right is
+    sure."""
     won = sum(a and not b for a, b in zip(one.right, other.right))
     lost = sum(b and not a for a, b in zip(one.right, other.right))
     return 2 * _tail(won + lost, won, 0.5) <= _SURE

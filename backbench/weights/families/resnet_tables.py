@@ -50,7 +50,7 @@ def _queue_per_crop(tables: Tables, trunks: list[TrunkInFile]) -> bool:
 
 
 def _small_stem(tables: Tables, trunks: list[TrunkInFile]) -> bool:
-    """True where the conv1 of every trunk is 3x3."""
+    """Return True where the conv1 of every trunk is 3x3."""
     return all(
         conv1_shape(trunk.keys, tables[trunk.table]) == SMALL_CONV1 for trunk in trunks
     )

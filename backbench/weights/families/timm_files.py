@@ -442,8 +442,8 @@ _LOOKED_INTO = ("rope_embed.periods", "attn.qkv.bias", "attn.qkv.bias_mask")
 
 
 def _usual_periods(periods: Tensor) -> bool:
-    """True for the periods 100 ** (i / n), to the precision of the bfloat16 in which they are kept
-    (facebookresearch/dinov3: dinov3/layers/rope_position_encoding.py, base 100)."""
+    """Return True for the periods 100 ** (i / n), to the precision of the bfloat16 in which they
+    are kept (facebookresearch/dinov3: dinov3/layers/rope_position_encoding.py, base 100)."""
     count = periods.numel()
     expected = 100 ** (torch.arange(count) / max(count, 1))
     same = periods.shape == expected.shape
@@ -451,7 +451,8 @@ def _usual_periods(periods: Tensor) -> bool:
 
 
 def _keys_are_masked(bias: Tensor, mask: Tensor | None) -> bool:
-    """True where all of a bias of queries, keys and values (3 * D) counts but the keys' third."""
+    """Return True where all of a bias of queries, keys and values (3 * D) counts but the keys'
+    third."""
     if mask is None:
         return not bool((bias.chunk(3)[1] != 0).any())
     if mask.shape != bias.shape or not in_file(mask):

@@ -49,7 +49,7 @@ _plain = _with(without=(*_SCALES, *REGISTERS, *_HEADS))
 
 
 def _fixed_positions(tables: Tables, trunk: TrunkInFile) -> bool:
-    """True for MoCo-v3's and MAE's fixed positions, in which the class token's is 0."""
+    """Return True for MoCo-v3's and MAE's fixed positions, in which the class token's is 0."""
     position = tables[trunk.table].get(f"{trunk.prefix}pos_embed")
     if position is None or position.dim() != 3 or not position.numel():
         return False

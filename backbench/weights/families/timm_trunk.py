@@ -46,7 +46,8 @@ def is_transformer(model: object) -> bool:
 
 
 def norm_after_pooling(model: TimmModule) -> bool:
-    """True for a transformer whose last norm stands behind the mean of its tokens (`fc_norm`)."""
+    """Return True for a transformer whose last norm stands behind the mean of its tokens
+    (`fc_norm`)."""
     norm = getattr(model, "fc_norm", nn.Identity())
     return len(list(norm.parameters())) > 0
 
