@@ -1,5 +1,7 @@
 """Calibration and selective prediction against independent scorers, and what intervals cover."""
 
+import statistics
+
 import numpy as np
 import pytest
 import torch
@@ -143,6 +145,45 @@ def test_the_order_of_tied_images_does_not_matter():
     other = [1, 3, 2, 0]
     turned = calibration.aurc(conf[other], right[other])
     assert turned == calibration.aurc(conf, right)
+
+
+def test_the_interval_of_a_mean_loss_is_the_normal_one():
+    losses = [0.25, 1.5, 2.0, 4.25]
+    half = 1.959964 * statistics.stdev(losses) / 2
+    found = calibration.of_mean(np.array(losses))
+    assert found == pytest.approx((2 - half, 2 + half))
+    half = 1.959964 * (0.5**0.5 / 2**0.5)
+    assert calibration.of_mean(np.array([1.0, 2.0])) == pytest.approx(
+        (1.5 - half, 1.5 + half)
+    )
+    assert calibration.of_mean(np.array([3.0])) is None
+
+
+def test_the_interval_of_aurc_is_that_of_images_drawn_again(monkeypatch):
+    """Images are written out for each resample, which is then scored as any other list."""
+    draw = np.random.default_rng(3)
+    conf = draw.permutation(np.linspace(0.2, 0.9, 30))
+    right = draw.random(30) < 0.7
+    by_confidence = np.argsort(-conf)
+    estimate = calibration.aurc(conf, right)
+    widened = [0, 0]
+    for resamples in (2, 40):
+        monkeypatch.setattr(calibration, "RESAMPLES", resamples)
+        for seed in range(8):
+            drawn = np.random.default_rng(seed)
+            areas = []
+            for _ in range(resamples):
+                images = by_confidence[drawn.integers(0, 30, 30)]
+                ordered = images[np.argsort(-conf[images], kind="stable")]
+                wrong = np.cumsum(~right[ordered])
+                areas.append(np.mean(wrong / np.arange(1, 31)))
+            low, high = np.quantile(areas, [0.025, 0.975])
+            # Two resamples may both lie above the estimate, or both below
+            widened[0] += estimate < low
+            widened[1] += high < estimate
+            wanted = (min(low, estimate), max(high, estimate))
+            assert calibration.of_aurc(conf, right, seed) == pytest.approx(wanted)
+    assert min(widened) > 0
 
 
 def test_a_temperature_follows_the_scale_of_the_logits():

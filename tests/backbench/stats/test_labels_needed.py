@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from backbench.stats import labels_needed
+from backbench.stats import labels_needed, paired_differences
 from backbench.stats.labels_needed import BELOW, BEYOND
 
 LABELS = [1, 10, 100]
@@ -56,6 +56,38 @@ def test_ends_out_of_reach_are_said_and_few_draws_have_no_interval():
         target, *curve = shares(0.55, 0.5, 0.6, 0.7, draws=draws)
         few = labels_needed.compare(target, np.stack(curve), LABELS)
         assert few.ci95 is None and few.value == pytest.approx(math.sqrt(10))
+
+
+@pytest.mark.parametrize("draws", [3, 4])
+def test_the_interval_ends_where_the_paired_test_turns(draws):
+    """Between two points the test is that of four mixtures of their hits."""
+    rng = np.random.default_rng(2)
+    hard = rng.random(80)
+    target = (hard + rng.random((draws, 80))) / 2 < 0.6
+    curve = (hard + rng.random((3, draws, 80))) / 2 < [[[0.4]], [[0.55]], [[0.75]]]
+    logs = []
+    ratios = []
+    for before, behind in ((0, 1), (1, 2)):
+        for quarter in range(4):
+            share = quarter / 4
+            mixed = (1 - share) * curve[before] + share * curve[behind]
+            gap = mixed - target
+            found = paired_differences.of_draws_and_images(gap)
+            logs.append(np.interp(before + share, [0, 1, 2], np.log(LABELS)))
+            ratios.append(found.value / (found.ci95[1] - found.value))
+    last = paired_differences.of_draws_and_images(1.0 * curve[2] - target)
+    logs.append(math.log(100))
+    ratios.append(last.value / (last.ci95[1] - last.value))
+    # The test stops to say worse behind the last mixture below -1, and says better behind the last
+    # one below 1
+    ends = []
+    for half_widths in (-1, 1):
+        before = sum(ratio < half_widths for ratio in ratios) - 1
+        assert ratios[before] < half_widths < ratios[before + 1]
+        part = slice(before, before + 2)
+        ends.append(math.exp(np.interp(half_widths, ratios[part], logs[part])))
+    found = labels_needed.compare(target, curve, LABELS)
+    assert found.ci95 == pytest.approx(ends)
 
 
 def test_class_means_count_a_rare_class_as_much():
