@@ -1,15 +1,18 @@
 """Numbers as other places read them, and back: Every Eval Ever, the Hub, CSV."""
 
 import csv
+import dataclasses
+import hashlib
 import json
 import math
+import uuid
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from support import boards, records
 
-from backbench.board import every_eval_ever
+from backbench.board import every_eval_ever, hub_results
 from backbench.board.board import collect
 from backbench.cli import program
 from backbench.records import store
@@ -267,6 +270,241 @@ def test_what_is_no_share_keeps_its_scale(tmp_path):
     export(tmp_path / "run", "hub", tmp_path / "hub", "--organization", "north")
     (card,) = (tmp_path / "hub").rglob("README.md")
     assert "nll" in card.read_text() and "%" not in card.read_text().partition("95%")[0]
+
+
+DETECTED = records.a_result(
+    checkpoint="d" * 64,
+    name="their trunk",
+    epochs=None,
+    task="mask_rcnn",
+    dataset="coco2017",
+    split="val",
+    metric="segm_APs",
+    value=37.125,
+    ci95=(36.0, 39.5),
+    protocol="detection-1x-v1",
+    engine="detectron2",
+    seed=3,
+    provenance={
+        "manifests": {"train": None, "val": "f" * 64},
+        "predictions": "predictions/x.npz",
+        "scores": "scores/x.npz",
+    },
+    origin={
+        "recorded": 1000.5,
+        "code": "abc",
+        "versions": {"backbench": "0.1.0"},
+        "command": "backbench detect --out /home/me/runs",
+        "cwd": "/home/me",
+        "verified": 2,
+    },
+)
+OLDER = dataclasses.replace(
+    DETECTED,
+    metric="segm_AP",
+    value=100.00000001,
+    ci95=None,
+    engine=None,
+    provenance={},
+    origin={
+        "recorded": 900.0,
+        "versions": {"backbench": "0.2.0"},
+        "command": ["backbench", "detect", "/home/me/x"],
+    },
+)
+
+
+def test_a_record_says_all_that_a_number_says():
+    none = dataclasses.replace(DETECTED, value=None, metric="segm_APl")
+    ours = records.a_result(name="my trunk", epochs=7, provenance={})
+    given = [none, OLDER, DETECTED, ours]
+    models = {"their trunk": "south/trunk"}
+    found = every_eval_ever.records(given, "north", models)
+    (path, record), (own_path, own) = found.items()
+    # 1. The record of a checkpoint, by its newest number
+    numbers = record.pop("evaluation_results")
+    content = json.dumps(numbers, sort_keys=True)
+    digest = hashlib.sha256(content.encode())
+    name = uuid.UUID(bytes=digest.digest()[:16], version=4)
+    assert path == f"data/backbench/south/trunk/{name}.json"
+    assert float(record.pop("retrieved_timestamp")) > 1.7e9
+    assert record == {
+        "schema_version": "0.3.0",
+        "evaluation_id": f"backbench/south/trunk/{digest.hexdigest()[:16]}",
+        "evaluation_timestamp": "1000.5",
+        "source_metadata": {
+            "source_name": "backbench",
+            "source_type": "evaluation_run",
+            "source_organization_name": "north",
+            "evaluator_relationship": "third_party",
+        },
+        "eval_library": {
+            "name": "backbench",
+            "version": "0.1.0",
+            "additional_details": {"code": "abc"},
+        },
+        "model_info": {
+            "name": "their trunk",
+            "id": "south/trunk",
+            "developer": "south",
+            "additional_details": {
+                "deployment_type": "self_deployed",
+                "model_availability": "open_weights",
+                "checkpoint": "d" * 64,
+                "arch": "resnet18",
+                "pretraining_method": "simclr",
+                "pretraining_epochs": "null",
+            },
+        },
+    }
+    # 2. Its numbers
+    perfect, small = numbers
+    line = json.loads(small["score_details"]["details"].pop("backbench_result"))
+    assert line["provenance"] == {"manifests": {"train": None, "val": "f" * 64}}
+    assert line["origin"] == {
+        "recorded": 1000.5,
+        "code": "abc",
+        "versions": {"backbench": "0.1.0"},
+        "command": "backbench detect --out runs",
+    }
+    key = ["d" * 64, "mask_rcnn/coco2017/segm_APs@detection-1x-v1+detectron2", "val", 3]
+    assert small == {
+        "evaluation_result_id": hashlib.sha256(json.dumps(key).encode()).hexdigest()[
+            :32
+        ],
+        "evaluation_name": "backbench.mask_rcnn.coco2017",
+        "source_data": {
+            "dataset_name": "coco2017",
+            "source_type": "other",
+            "additional_details": {"split": "val", "images_val": "f" * 64},
+        },
+        "metric_config": {
+            "evaluation_description": "Mask R-CNN, protocol detection-1x-v1",
+            "metric_id": "mean_average_precision_small",
+            "metric_name": "COCO APs (segm)",
+            "metric_kind": "mean_average_precision",
+            "metric_unit": "proportion",
+            "metric_parameters": {"iou_type": "segm"},
+            "lower_is_better": False,
+            "score_type": "continuous",
+            "min_score": 0.0,
+            "max_score": 1.0,
+        },
+        "score_details": {
+            "score": pytest.approx(0.37125),
+            "details": {},
+            "uncertainty": {
+                "confidence_interval": {
+                    "lower": 0.36,
+                    "upper": 0.395,
+                    "confidence_level": 0.95,
+                }
+            },
+        },
+        "generation_config": {
+            "additional_details": {
+                "protocol": "detection-1x-v1",
+                "seed": "3",
+                "engine": "detectron2",
+                "command": "backbench detect --out runs",
+            }
+        },
+    }
+    assert perfect["score_details"]["score"] == 1.0
+    assert perfect["score_details"].keys() == {"score", "details"}
+    assert perfect["generation_config"]["additional_details"] == {
+        "protocol": "detection-1x-v1",
+        "seed": "3",
+        "command": '["backbench", "detect", "x"]',
+    }
+    # 3. A model without a name on the Hub has one of its maker's own
+    assert own_path.startswith("data/backbench/north/my-trunk-aaaaaaaa/")
+    about = own["model_info"]["additional_details"]
+    assert (about["model_availability"], about["pretraining_epochs"]) == (
+        "unknown",
+        "7",
+    )
+    assert own["source_metadata"]["evaluator_relationship"] == "first_party"
+    assert own["eval_library"]["version"] == "unknown"
+    assert own["eval_library"]["additional_details"] == {"code": "unknown"}
+    assert "evaluation_timestamp" not in own
+
+
+def test_a_card_and_an_entry_say_how_each_number_was_measured():
+    of_errors = records.a_result(
+        checkpoint="d" * 64,
+        name="their trunk",
+        task="calibration",
+        metric="nll",
+        dataset="birds|boats",
+        value=2.123456,
+        ci95=None,
+        seed=1,
+        provenance={},
+    )
+    benchmarks = {"coco2017": hub_results.Benchmark("org/coco", "detect")}
+    given = [DETECTED, OLDER, of_errors, dataclasses.replace(OLDER, value=None)]
+    models = {"their trunk": "south/trunk"}
+    files = hub_results.files(given, "north", models, benchmarks)
+    entries = "south/trunk/.eval_results/mask_rcnn-coco2017-"
+    small = f"{entries}segm_APs-detection-1x-v1-detectron2-s3.yaml"
+    whole = f"{entries}segm_AP-detection-1x-v1-s3.yaml"
+    assert list(files) == ["south/trunk/README.md", small, whole]
+    dataset = {"id": "org/coco", "task_id": "detect"}
+    assert yamls.decode(files[small]) == [
+        {
+            "dataset": dataset,
+            "value": 37.125,
+            "date": "1970-01-01",
+            "notes": "Mask R-CNN, COCO APs (segm) in %, detection-1x-v1, detectron2, seed 3",
+        }
+    ]
+    (entry,) = yamls.decode(files[whole])
+    assert entry["value"] == 100.0
+    assert entry["notes"] == "Mask R-CNN, COCO AP (segm) in %, detection-1x-v1, seed 3"
+    card = files["south/trunk/README.md"]
+    _, head, body = card.split("---\n", 2)
+    about = yamls.decode(head)
+    assert about["tags"] == ["backbench", "self-supervised-learning"]
+    (model,) = about["model-index"]
+    assert model["name"] == "their trunk"
+    # The Hub's library keeps the numbers of one task and dataset together
+    found = [
+        (kind["task"], kind["dataset"], metric)
+        for kind in model["results"]
+        for metric in kind["metrics"]
+    ]
+    segmented = {"type": "image-segmentation", "name": "Mask R-CNN"}
+    coco = {"name": "coco2017", "type": "coco2017", "split": "val"}
+    assert found[0] == (
+        segmented,
+        coco,
+        {
+            "type": "mean_average_precision_small",
+            "value": 37.125,
+            "name": "Mask R-CNN, COCO APs (segm) in %, detection-1x-v1, detectron2, seed 3",
+        },
+    )
+    assert [metric["value"] for *_, metric in found] == [37.125, 100.0, 2.1235]
+    assert found[2][0] == {
+        "type": "image-classification",
+        "name": "Calibration (less is better)",
+    }
+    assert body.splitlines() == [
+        "",
+        "# their trunk",
+        "",
+        "A resnet18, pretrained by simclr; measured by backbench.",
+        f"The trunk's digest is `{'d' * 64}`.",
+        "",
+        "| measured | dataset | metric | value | 95% interval | protocol |",
+        "|---|---|---|---:|---|---|",
+        "| Mask R-CNN | coco2017 (val) | COCO APs (segm) in % | 37.12 | 36.00 to 39.50"
+        " | detection-1x-v1 |",
+        "| Mask R-CNN | coco2017 (val) | COCO AP (segm) in % | 100.00 |  | detection-1x-v1 |",
+        "| Calibration (less is better) | birds\\|boats (test) | nll | 2.12 |  |"
+        " linear-demo-v1 |",
+    ]
 
 
 def test_refusals(tmp_path, capsys):
