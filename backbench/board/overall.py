@@ -531,7 +531,8 @@ def _never_together(
     for rows in ordered[:GROUPS]:
         words.append(in_braces([labels[row.checkpoint] for row in rows]))
     if len(ordered) > GROUPS:
-        words.append(f"{len(ordered) - GROUPS} other groups")
+        left = len(ordered) - GROUPS
+        words.append(verdict.counted(left, "other group", "other groups"))
     # What both have, and cannot be ranked by, no command connects
     shared = _unsettled_together(board, ordered[0], ordered[1])
     if shared:

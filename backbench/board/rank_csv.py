@@ -174,7 +174,8 @@ def answer(ranked: Sequence[RankedGroup], table: ForeignTable) -> str:
     if len(ranked) > 1:
         words = [verdict.in_braces(group.names) for group in ranked[:NAMED]]
         if len(ranked) > NAMED:
-            words.append(f"{len(ranked) - NAMED} other groups")
+            left = len(ranked) - NAMED
+            words.append(verdict.counted(left, "other group", "other groups"))
         sentences.append(
             f"Never measured together: {verdict.listed(words)}; a number of each in one column"
             " connects them."

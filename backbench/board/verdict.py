@@ -103,11 +103,17 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+def counted(count: int, one: str, several: str) -> str:
+    """A number of things in a sentence: `1 other`, `2 others`."""
+    return f"{count} {one if count == 1 else several}"
+
+
 def some(names: Sequence[str]) -> str:
     """NAMED of the names in a sentence, and how many others there are."""
     if len(names) <= NAMED:
         return listed(names)
-    return listed([*names[:NAMED], f"{len(names) - NAMED} others"])
+    others = counted(len(names) - NAMED, "other", "others")
+    return listed([*names[:NAMED], others])
 
 
 def everybody(names: Sequence[str]) -> str:
