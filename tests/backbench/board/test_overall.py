@@ -2,14 +2,18 @@
 
 import csv
 
+import numpy as np
 import pytest
-from support import boards
+from scipy.optimize import fsolve
+from scipy.special import expit
+from support import boards, small_boards
 
 from backbench.board import rank_csv
 from backbench.board.board import collect
 from backbench.board.overall import answer, column_sets, overall
 from backbench.cli import program
 from backbench.errors import BadInput
+from backbench.requests.runs import RankRequest
 from backbench.stats import rank_intervals
 
 
@@ -251,3 +255,214 @@ def test_a_column_that_is_half_numbers_is_named(tmp_path, caplog):
     assert "column 'b' is not ranked: 'zwei' is no number" in caplog.text
     with pytest.raises(BadInput, match=r"nothere\.csv: no such file$"):
         rank_csv.read(tmp_path / "nothere.csv")
+
+
+# ---- a CSV, field by field
+
+
+def csv_of(tmp_path, *lines):
+    file = tmp_path / "table.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_a_ranking_is_printed_group_by_group(tmp_path, capsys):
+    file = csv_of(
+        tmp_path,
+        "name,a,b,c,d,e,f,alone",
+        "bad,1,2,3,4,5,6,",
+        "good,2,3,4,5,6,7,",
+        "zebra,,,,,,,3",
+        "even,2,3,4,5,6,7,",
+    )
+    outcome = rank_csv.run(RankRequest(file=file))
+
+    # Each wins and loses as the model expects: six ties of equals, six wins over the last, and a tie
+    # with the imagined row of strength 1
+    def unbalanced(log_strengths):
+        high, low = log_strengths
+        of_high = 6 * 0.5 + 6 * expit(high - low) + expit(high) - 9.5
+        return of_high, 12 * expit(low - high) + expit(low) - 0.5
+
+    high, low = fsolve(unbalanced, (1.0, -1.0))
+    wins = 50 * (0.5 + expit(high - low))
+    losses = 100 * expit(low - high)
+    said = (
+        "even and good lead the 3 over 6 of 7 columns and cannot be told apart, with 95%"
+        " confidence for other columns like these 6. Never measured together: {even, good,"
+        " bad} and zebra; a number of each in one column connects them."
+    )
+    head = "  rank       95%  average  wins %  columns  name"
+    assert capsys.readouterr().out.splitlines() == [
+        said,
+        head,
+        f"     1       1-2     1.50    {wins:.1f}        6  even",
+        f"     1       1-2     1.50    {wins:.1f}        6  good",
+        f"     3       3-3     3.00     {losses:.1f}        6  bad",
+        head,
+        "     1       1-1     1.00     0.0        1  zebra",
+    ]
+    assert outcome.document["answer"] == said
+    assert outcome.document["ranks"][2:] == [
+        {
+            "rank": 3,
+            "rank_low": 3,
+            "rank_high": 3,
+            "average_rank": "3.00",
+            "win_rate": f"{losses:.1f}",
+            "columns": 6,
+            "group": 2,
+            "part": 1,
+            "name": "bad",
+        },
+        {
+            "rank": 1,
+            "rank_low": 1,
+            "rank_high": 1,
+            "average_rank": "1.00",
+            "win_rate": "0.0",
+            "columns": 1,
+            "group": 1,
+            "part": 2,
+            "name": "zebra",
+        },
+    ]
+
+
+def test_fifty_rows_are_printed_and_the_others_counted(tmp_path, capsys, monkeypatch):
+    file = csv_of(tmp_path, "name,a", *(f"m{n:02},{n}" for n in range(53)))
+    rank_csv.run(RankRequest(file=file, csv=tmp_path / "out" / "ranks.csv"))
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 1 + 1 + 50 + 1
+    assert shown[2].endswith("  m52") and shown[-2].endswith("  m03")
+    assert shown[-1] == "... and 3 more; --csv F writes all"
+    written = (tmp_path / "out" / "ranks.csv").read_text().splitlines()
+    assert written[0] == ",".join(rank_csv.HEAD) and len(written) == 54
+    monkeypatch.setattr(rank_csv, "SHOWN", 53)
+    rank_csv.run(RankRequest(file=file))
+    assert capsys.readouterr().out.splitlines()[-1].endswith("  m00")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            ["x,1", "y,2"],
+            "No clear winner: y and x cannot be told apart over the one column; that takes 6"
+            " columns at least, of as many datasets.",
+        ),
+        (
+            [
+                f"{name}{',' * n}{n}{',' * (6 - n)}"
+                for n, name in enumerate("abcdef", 1)
+            ],
+            "No two rows share a column: nothing here can be compared. Never measured"
+            " together: a, b, c, d and 2 other groups; a number of each in one column"
+            " connects them.",
+        ),
+        (
+            [f"{name}{',' * n}{n}{',' * (5 - n)}" for n, name in enumerate("vwxyz", 1)],
+            "No two rows share a column: nothing here can be compared. Never measured"
+            " together: v, w, x, y and 1 other group; a number of each in one column"
+            " connects them.",
+        ),
+        (
+            ["x,1,,,,", "y,2,,,,", "v,,,4,7,", "w,,,3,6,", "u,,,2,5,"],
+            "No clear winner: v, w and u cannot be told apart over 2 of 3 columns; that takes"
+            " 6 columns at least, of as many datasets; no clear winner: y and x cannot be"
+            " told apart over 1 of 3 columns; that takes 6 columns at least, of as many"
+            " datasets. Never measured together: {v, w, u} and {y, x}; a number of each in"
+            " one column connects them.",
+        ),
+    ],
+)
+def test_the_answer_names_each_group_and_what_it_lacks(tmp_path, lines, said):
+    columns = lines[0].count(",")
+    head = ",".join(["name", *"abcdef"[:columns]])
+    table = rank_csv.read(csv_of(tmp_path, head, *lines))
+    assert rank_csv.answer(rank_csv.of_table(table), table) == said
+
+
+def test_fields_are_read_as_people_write_them(tmp_path, caplog):
+    caplog.set_level("WARNING", logger="backbench")
+    file = csv_of(
+        tmp_path,
+        " model ,checkpoint, top ,loss,half,note",
+        "x,7,91.2 ± 0.3,.5,1,fine",
+        "y,8,+80.5 %,1e-1,2,fine",
+        "",
+        "z,9,70. (0.2),-2.5E1,two,fine",
+        "v,9,60 +/- 1,N/A,three,fine",
+        "w,9,50+-2,—,?,",
+    )
+    table = rank_csv.read(file, lower=["loss"])
+    assert table.names == ["x", "y", "z", "v", "w"]
+    assert table.columns == table.datasets == ["checkpoint", "top", "loss"]
+    assert table.values[:, 1].tolist() == [91.2, 80.5, 70.0, 60.0, 50.0]
+    # Less is better of a loss
+    lost = table.values[:, 2].tolist()
+    assert lost[:3] == [-0.5, -0.1, 25.0] and np.isnan(lost[3:]).all()
+    # Half of the fields must be numbers, and one more
+    warned = [record.getMessage() for record in caplog.records]
+    assert warned == ["column 'half' is not ranked: 'two' is no number"]
+    # A column of numbers may name the rows
+    named = rank_csv.read(file, name="checkpoint")
+    assert named.names == ["7", "8", "9", "9", "9"]
+    assert named.columns == ["top", "loss"]
+
+
+def test_of_our_own_table_main_columns_of_measured_rows_are_ranked(tmp_path):
+    file = csv_of(
+        tmp_path,
+        "checkpoint,name,source,params,linear/a/top1@x,linear/a/top5@x,linear/a/top1@y,"
+        "knn/b:val/top1_k20@z+e,linear/average/average@x,calibration/a/ece@x",
+        "c1,one,measured,5,0,90,3,100,3,4",
+        "c2,two,published,5,60,90,3,4,3,4",
+        "c3,three,measured,5,70,90,3,4,3,4",
+    )
+    table = rank_csv.read(file)
+    assert table.names == ["one", "three"]
+    columns = ["linear/a/top1@x", "linear/a/top1@y", "knn/b:val/top1_k20@z+e"]
+    assert table.columns == columns
+    assert table.datasets == ["a", "a", "b:val"]
+    assert table.values.tolist() == [[0, 3, 100], [70, 3, 4]]
+    (group,) = rank_csv.of_table(table)
+    assert group.title == "all 3 columns"
+    assert group.basis == "for other images like these 3"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("x,1\ny," + "7" * 1001, "a field of 1001 characters; at most 1000 are read"),
+        ("x,1", "2 lines; ranking takes a heading and two rows at least"),
+        ("x,1\ny,2,3", ":3: 3 fields, the heading has 2"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(tmp_path, line, said):
+    file = csv_of(tmp_path, "name,a", *line.split("\n"))
+    with pytest.raises(BadInput) as refused:
+        rank_csv.read(file)
+    assert str(refused.value).startswith(str(file)) and said in str(refused.value)
+
+
+def test_a_column_that_is_asked_for_must_be_there(tmp_path):
+    file = csv_of(tmp_path, "name,loss", "x,1", "y,1." + "7" * 998)
+    for words in ({"lower": ["name", "los"]}, {"name": "los"}):
+        with pytest.raises(BadInput, match="no column 'los'; did you mean 'loss'"):
+            rank_csv.read(file, **words)
+    assert rank_csv.read(file).names == ["x", "y"]
+    file.write_bytes(b"name,a\n\xff,1\nx,2\n")
+    with pytest.raises(BadInput, match=r"not read as CSV: .*; give a file of text"):
+        rank_csv.read(file)
+
+
+def test_a_folder_of_one_checkpoint_has_nothing_to_rank(tmp_path):
+    knn = ("knn", "digits", "top1_k20", "knn-demo-v1", None)
+    small_boards.write(tmp_path / "runs", {"a": {knn: 80.0}})
+    with pytest.raises(BadInput) as refused:
+        rank_csv.of_runs(tmp_path / "runs")
+    assert str(refused.value) == (
+        f"{tmp_path / 'runs'}: no column where two checkpoints have numbers that can be"
+        " ranked; a is alone here: nothing to compare it with."
+    )
