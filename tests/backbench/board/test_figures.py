@@ -1,12 +1,15 @@
 """Ablation curves, from results with known answers."""
 
+import base64
 import csv
 import hashlib
+import io
 import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 from support import fake_verbs
 from support.records import a_result
 
@@ -315,3 +318,135 @@ def test_a_curve_has_its_checkpoints_name_and_the_step_of_its_prior(tmp_path) ->
     assert board.rows[first.row].checkpoint == digest
     assert [(mark.x, mark.text) for mark in first.marks] == [(20, "prior on")]
     assert (second.name, second.row, second.marks) == ("its own name", None, [])
+
+
+def test_a_log_is_read_once_and_thinned_where_it_is_longer_than_the_page(
+    tmp_path,
+) -> None:
+    count = page_figures.CURVE_POINTS
+    lines = [{"step": n, "loss": 1.0, "epoch": n / 10} for n in range(count)]
+    # Three means make a line, two do not; what is no number is left out of a mean
+    for n in (4, 5, 9):
+        lines[n] |= {"thrice": 2.0, "twice": 3.0}
+    lines[9]["twice"] = float("nan")
+    pretraining(tmp_path / "b", lines)
+    pretraining(tmp_path / "a", [*lines, {"step": count, "loss": 3.12345678}])
+    pretraining(tmp_path / "three", lines[:3])
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    runs = [tmp_path, tmp_path / "link"]
+    long, short, three = page_figures.collect_figures(board_of([]), runs).curves
+    assert [long.name, three.name] == ["a", "three"]
+    assert short.x == list(range(count)) and short.y.keys() == {
+        "loss",
+        "epoch",
+        "thrice",
+    }
+    found = {n: value for n, value in enumerate(short.y["thrice"]) if value is not None}
+    assert found == {4: 2.0, 5: 2.0, 9: 2.0}
+    # One line more than fits, so bins are of two
+    assert long.x == [*range(1, count, 2), count]
+    assert long.y["loss"][-2:] == [1.0, 3.1235]
+    assert "thrice" not in long.y, "two bins have it"
+    assert three.x == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [
+        ({"prior": "lorac", "prior_from": 0.25}, 10),
+        ({"prior": "lorac", "prior_from": 0.26}, 11),
+        ({"prior": "lorac", "prior_from": 0.0}, None),
+        ({"prior": "none", "prior_from": 0.25}, None),
+        ({"prior": "lorac"}, None),
+    ],
+)
+def test_a_prior_begins_at_the_first_step_of_its_share_of_epochs(
+    tmp_path, method, at
+) -> None:
+    lines = [{"step": n, "loss": 1.0, "epoch": n / 10} for n in range(40)]
+    identity = {"recipe": {"method": method, "epochs": 4}}
+    pretraining(tmp_path / "x", lines, identity=identity)
+    (curve,) = page_figures.collect_figures(board_of([]), [tmp_path]).curves
+    assert [mark.x for mark in curve.marks] == ([] if at is None else [at])
+
+
+# Pictures
+
+
+def test_the_first_picture_of_every_run_comes_before_the_second_of_any(
+    tmp_path, monkeypatch
+) -> None:
+    detector = {"dataset": "cells", "metric": "bbox_AP", "protocol": "detect-v1"}
+    of_masks = {"task": "mask_rcnn", "engine": "detectron2", **detector}
+    rows = [
+        a_result(name="zebra", checkpoint="a" * 64, provenance={}, **of_masks),
+        a_result(name="ant", checkpoint="b" * 64, provenance={}, **of_masks),
+        a_result(
+            name="zebra",
+            checkpoint="a" * 64,
+            task="segmentation",
+            dataset="voc",
+            metric="miou",
+            protocol="seg-v1",
+            provenance={"picture": "maps/zebra.png"},
+        ),
+        # A row beside it shows nothing
+        a_result(name="ant", checkpoint="b" * 64, provenance={}),
+    ]
+    runs = [tmp_path / f"run{number}" for number in range(len(rows))]
+    sizes = {"1.png": (1440, 200), "2.jpg": (10, 6), "3.png": (8, 8), "4.txt": (4, 4)}
+    for run in runs[:2]:
+        (run / "pictures").mkdir(parents=True)
+        for name, size in sizes.items():
+            Image.new("RGB", size).save(run / "pictures" / name, "PNG")
+    (runs[2] / "maps").mkdir(parents=True)
+    Image.new("RGB", (2000, 1)).save(runs[2] / "maps" / "zebra.png")
+    (runs[1] / "pictures" / "1.png").write_text("no image")
+    board = fill(Measurement(row, run) for row, run in zip(rows, runs))
+    found = page_figures.collect_figures(board, []).pictures
+    masks = "Mask R-CNN, cells, detect-v1 + detectron2"
+    alt = "{} on image {}: ground truth left, detected right"
+    told = [(one.title, one.note, one.alt, one.width, one.height) for one in found]
+    assert told == [
+        ("zebra", masks, alt.format("Mask R-CNN of zebra", 1), 720, 100),
+        (
+            "zebra",
+            "Segmentation, voc, seg-v1",
+            alt.format("Segmentation of zebra", "zebra"),
+            720,
+            1,
+        ),
+        ("ant", masks, alt.format("Mask R-CNN of ant", 2), 10, 6),
+        ("zebra", masks, alt.format("Mask R-CNN of zebra", 2), 10, 6),
+    ]
+    packed = base64.b64decode(found[0].src.removeprefix("data:image/webp;base64,"))
+    assert Image.open(io.BytesIO(packed)).size == (720, 100)
+    monkeypatch.setattr(page_figures, "MOST_PICTURES", 3)
+    few = page_figures.collect_figures(board, []).pictures
+    assert few == found[:3]
+
+
+def test_a_strip_is_squeezed_to_ten_times_the_width_of_the_page(tmp_path) -> None:
+    Image.new("RGB", (2, 9000)).save(tmp_path / "strip.png")
+    small = page_figures._small_image(tmp_path / "strip.png")
+    assert (small.width, small.height) == (2, 7200)
+
+
+def test_as_many_analyses_are_shown_as_the_page_takes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(page_figures, "MOST_ANALYSES", 2)
+    measurements = []
+    for number in range(3):
+        run = tmp_path / str(number)
+        (run / "pictures").mkdir(parents=True)
+        (run / "pictures" / "training.svg").write_text("<svg></svg>")
+        about = {"dataset": f"set{number}", "spaces": [{"name": "trunk"}]}
+        (run / "analysis.json").write_text(json.dumps(about))
+        for metric in ("nuclear_norm", "rankme"):
+            one = row(str(number) * 64, "a", 8.0, task="analyze", metric=metric)
+            measurements.append(Measurement(one, run))
+    (tmp_path / "0" / "analysis.json").write_text("{")
+    (figure,) = page_figures.collect_figures(fill(measurements), []).figures
+    assert figure.title == "Features on set1: trunk (training)"
+    # A drawing that does not state its size has one of four to three
+    assert (figure.width, figure.height) == (4, 3)
+    assert base64.b64decode(figure.src.partition(",")[2]) == b"<svg></svg>"
