@@ -64,3 +64,38 @@ def test_imagenets_test_images_are_known_under_other_names(dataset):
     assert flaws.flaw(other) == ""
     own = dataclasses.replace(row, provenance={"trained_on": [f"{dataset}:test"]})
     assert "has seen the test images" in flaws.flaw(own)
+
+
+def test_any_of_a_trunks_datasets_may_hold_the_test_images_of_the_split():
+    row = a_result(dataset="cifar10", chosen={"converged": True})
+
+    def of(*trained_on, split="test", dataset="cifar10"):
+        about = {**row.provenance, "trained_on": list(trained_on)}
+        return dataclasses.replace(row, provenance=about, split=split, dataset=dataset)
+
+    seen = "its trunk was trained on {}: it has seen the test images"
+    assert flaws.flaw(of("cifar10:val", "places365:test", "imagenet:test")) == ""
+    assert flaws.flaw(of("places365", "cifar10:test")) == seen.format("cifar10:test")
+    assert flaws.flaw(of("cifar10:val", split="val")) == seen.format("cifar10:val")
+    assert flaws.flaw(of("cifar10:test", split="val")) == ""
+    # Only what may hold them is remarked, by the first that does
+    may_hold = "its trunk was trained on {}, which may hold these test images ({})"
+    assert flaws.remark(of("places365", "tiny_images:train")) == may_hold.format(
+        "tiny_images:train", "the datasets' page"
+    )
+    both = of("cifar10", "imagenet22k", "imagenet", dataset="stl10")
+    assert flaws.remark(both) == may_hold.format("imagenet22k", "the dataset's page")
+    assert flaws.remark(of("imagenet")) == flaws.remark(row) == ""
+
+
+def test_a_stopped_fit_says_its_gradient_where_it_is_known():
+    for gradient, known in (
+        (2.5e-3, ": its gradient is 2.5e-03"),
+        (None, ""),
+        ("x", ""),
+    ):
+        chosen = {"converged": False, "gradient": gradient}
+        assert flaws.flaw(a_result(chosen=chosen)) == (
+            f"the fit has not converged{known}, and more iterations would move this number"
+        )
+    assert flaws.flaw(a_result(chosen=None)) == ""

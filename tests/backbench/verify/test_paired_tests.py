@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from backbench.records import predictions
-from backbench.stats import training_noise
+from backbench.stats import paired_differences, training_noise
 from backbench.verify import column_noise
 from backbench.verify.paired_tests import compare
 
@@ -184,3 +184,81 @@ def test_as_many_files_are_held_as_the_bytes_allow(tmp_path, monkeypatch):
     small = predictions._Latest()
     assert small.get(files[0]) and not small.held
     assert small.get(tmp_path / "none.npz") is None
+
+
+def test_only_hits_of_all_seeds_tell_the_images_part(tmp_path):
+    draw = np.random.default_rng(1)
+    label = np.zeros(50, int)
+    hits = draw.random((2, 3, 50)) < 0.7
+    plain = [
+        keep(tmp_path, f"p{n}", prediction=1 * h[0], label=label)
+        for n, h in enumerate(hits)
+    ]
+    drawn = [
+        keep(tmp_path, f"d{n}", prediction=1 * h, label=label)
+        for n, h in enumerate(hits)
+    ]
+    values = draw.normal(40, 1, (2, 500))
+    of_ap = [
+        keep(tmp_path, f"r{n}", bootstrap_AP=v, images=9) for n, v in enumerate(values)
+    ]
+    seeds = [70.0, 71.0]
+    known = column_noise.seeds_of(seeds, plain, "top1")
+    right = 1.0 - hits[:, 0]
+    assert known == (seeds, pytest.approx(training_noise.by_images(right)))
+    assert known.by_images > 0
+    by_resamples = training_noise.by_resamples(values, 9)
+    assert column_noise.seeds_of(seeds, of_ap, "AP") == (
+        seeds,
+        pytest.approx(by_resamples),
+    )
+    # Draws of labels, a seed that kept nothing, and one without its file say nothing
+    for files in (drawn, plain[:1], [plain[0], tmp_path / "none.npz"]):
+        assert column_noise.seeds_of(seeds, files, "top1") == (seeds, 0.0)
+
+
+def test_published_noise_is_of_one_protocol_dataset_and_metric():
+    def found(seeds=(), choice=0.0, **changes):
+        about = {
+            "protocol": "detection-1x-v1",
+            "dataset": "coco2017",
+            "metric": "segm_AP",
+        }
+        return column_noise.measured_or_published(
+            seeds, **about | changes, choice=choice
+        )
+
+    published = found()
+    assert (published.seeds, published.excess, published.df) == (
+        pytest.approx(0.15**2),
+        pytest.approx(0.15**2),
+        4,
+    )
+    assert published.source == "published, COCO FPN schedules"
+    for other in ({"protocol": "x"}, {"dataset": "cells"}, {"metric": "segm_AP50"}):
+        assert found(**other).df == 0
+    # As many degrees of freedom measured here go before, and are at least the choice's noise
+    measured = [training_noise.Seeds([40.0, 41.0, 42.0], 0.0)] * 2
+    assert found(measured[:1]).source == published.source
+    assert (found(measured).df, found(measured).excess) == (4, pytest.approx(1.0))
+    assert found(measured, choice=9.0).excess == 9.0
+
+
+def test_means_over_seeds_are_compared_over_images_and_trainings(tmp_path):
+    label = np.zeros(200, int)
+    draw = np.random.default_rng(2)
+    hits = draw.random((5, 200)) < 0.7
+    files = [
+        keep(tmp_path, str(n), prediction=1 - h, label=label)
+        for n, h in enumerate(hits)
+    ]
+    noise = training_noise.TrainingNoise(1.0, 0.5, 6)
+    # Three trainings against two, of means image by image
+    gap = hits[:3].mean(0) - hits[3:].mean(0)
+    of_images = paired_differences.of_images(gap)
+    expected = training_noise.over_trainings(of_images, noise, 3, 2)
+    assert compare(files[:3], files[3:], "top1", noise) == expected
+    assert compare(files[:3], files[3:], "top1") is None
+    # Without the noise, seeds are draws
+    draws = paired_differences.of_draws_and_images(1.0 * hits[:2] - hits[3:])
+    assert compare(files[:2], files[3:], "top1") == draws
