@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from backbench.stats import multiple_tests
 from backbench.stats.multiple_tests import holm, sign_flips
 
 
@@ -51,3 +52,44 @@ def test_equals_are_told_apart_one_time_in_twenty(units):
         differences = (rows[:, first] - rows[:, second]).astype(np.float32)
         wrong += sign_flips(differences, np.full(10, units), 6).any()
     assert wrong / 600 <= 0.05 + 3 * 0.009
+
+
+def test_tests_leave_one_after_another_until_none_is_told_apart():
+    """Three tests of eight units: the second is told apart only once the first has left."""
+    units = np.array([1, 1, 1, 1, 1, 1, 1, 1], np.float32)
+    weak = np.array([1, 1, 1, 1, 1, 1, 1, -0.3], np.float32)
+    none = np.array([1, -1, 1, -1, 1, -1, 1, -1], np.float32)
+    differences = np.stack([100 * units, weak, none], 1)
+    found = sign_flips(differences, np.full(3, 8), 6)
+    assert found.tolist() == [True, True, False]
+    # Exactly as many units as are needed
+    six = differences[:6, :2]
+    assert sign_flips(six, np.full(2, 6), 6).tolist() == [True, True]
+    assert not sign_flips(six, np.full(2, 5), 6).any()
+    # A test with fewer units counts by the root of their number
+    fewer = np.stack([units, units], 1)
+    fewer[6:, 1] = 0
+    assert sign_flips(fewer, np.array([8, 6]), 6).tolist() == [True, True]
+
+
+def test_tests_in_parts_are_the_tests_together(monkeypatch):
+    rng = np.random.default_rng(1)
+    differences = rng.normal(np.linspace(0, 3, 7), 1, (9, 7)).astype(np.float32)
+    together = sign_flips(differences, np.full(7, 9), 6)
+    assert 0 < together.sum() < 7
+    monkeypatch.setattr(multiple_tests, "_AT_ONCE", 2)
+    assert sign_flips(differences, np.full(7, 9), 6).tolist() == together.tolist()
+
+
+@pytest.mark.parametrize(
+    ("units", "tests", "outcomes"),
+    [(6, 3, 31), (12, 3, 2047), (13, 5000, 1999), (13, 5001, 199)],
+)
+def test_all_outcomes_of_few_units_are_counted_and_others_drawn(units, tests, outcomes):
+    signs = multiple_tests._signs(units, tests)
+    assert signs.shape == (outcomes, units)
+    assert set(np.unique(signs)) == {-1.0, 1.0}
+    if units <= 12:
+        assert (signs[:, 0] == 1).all(), "all signs turned are the same outcome"
+        assert len(np.unique(signs, axis=0)) == outcomes
+        assert (signs.min(1) == -1).all(), "the observed one is not among them"

@@ -1,10 +1,14 @@
 """Paired tests on simulated hits with known truth: noise is not called a difference, a real one is."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, norm, t
 
+from backbench.stats import confidence
 from backbench.stats.paired_differences import (
+    Difference,
     of_draws_and_images,
     of_images,
     of_resamples,
@@ -110,3 +114,80 @@ def test_the_highest_of_many_is_one_of_all_pairs():
     assert tied_with_first([0.9, 0.02]) == 2, "three pairs, so 0.06"
     assert tied_with_first([0.9, 0.001]) == 1, "only the last is told apart"
     assert tied_with_first([0.04, 0.001]) == 0, "with one pair left"
+
+
+def test_intervals_of_differences_are_those_of_sums_written_out():
+    # 1. Images: one imagined image is added, half won and half lost
+    d = np.repeat([1.0, 0.0, -1.0], [6, 31, 3])
+    found = of_images(d)
+    half = 196 * math.sqrt((9 - 3**2 / 40) / 40**2 + 1 / 40**2)
+    assert found.ci95 == pytest.approx((7.5 - half, 7.5 + half), rel=1e-4)
+    assert found.variance == pytest.approx((half / 1.96) ** 2, rel=1e-4)
+    assert (found.n, found.df) == (40, math.inf)
+    # 2. Class means
+    label = np.repeat([0, 1], [30, 10])
+    step = d / np.where(label == 0, 60, 20)
+    imagined = (30 / 60**2 + 10 / 20**2) / 40
+    error = math.sqrt((step**2).sum() - step.sum() ** 2 / 40 + imagined)
+    by_class = of_images(d, label)
+    assert by_class.ci95[1] == pytest.approx(100 * (step.sum() + 1.959964 * error))
+    assert by_class.p == pytest.approx(2 * norm.sf(abs(step.sum()) / error))
+    # 3. Resamples: the sample's spread is widened, and one image may differ by all points
+    drawn = np.array([1.0, 2.0, 4.0, np.nan, 5.0])
+    for images, df in ((3, 2), (30, 3)):
+        variance = np.array([1, 2, 4, 5]).var(ddof=1) * images / (images - 1)
+        half = t.ppf(0.975, df) * math.sqrt(variance + (100 / images) ** 2)
+        whole = of_resamples(drawn, images)
+        assert whole.ci95 == pytest.approx((3 - half, 3 + half))
+        assert (whole.value, whole.n, whole.df) == (pytest.approx(3), 4, df)
+    half = t.ppf(0.975, 3) * math.sqrt(variance + (10 / 30) ** 2)
+    given = of_resamples(drawn, 30, value=2.5, imagined=10.0)
+    assert given.ci95 == pytest.approx((2.5 - half, 2.5 + half))
+    assert of_resamples(drawn[:2], 1).df == 1
+
+
+def test_draws_and_images_have_an_image_won_in_as_many_draws_as_those_that_differ():
+    d = np.zeros((3, 20))
+    d[0, :6] = 1
+    d[1, :3] = 1
+    d[2, 3] = -1
+    weight = np.full(20, 1 / 20)
+    mean = d.mean(0)
+    by_image = mean.var(ddof=1) / 20
+    variance, df = confidence.draws_and_images(d, weight, by_image)
+    differing = mean[mean != 0]
+    error = math.sqrt(variance + (differing**2).mean() / 20**2)
+    found = of_draws_and_images(d)
+    half = 100 * t.ppf(0.975, df) * error
+    assert found.ci95 == pytest.approx(
+        (100 * mean.mean() - half, 100 * mean.mean() + half)
+    )
+    assert (found.n, found.df) == (20, pytest.approx(df))
+    # Draws that agree on every image still have an imagined one
+    equal = of_draws_and_images(np.zeros((3, 20)))
+    assert (equal.variance, equal.p) == pytest.approx((1e4 / 20**2, 1))
+    assert of_draws_and_images(np.ones((2, 1))).ci95[0] < 100
+
+
+@pytest.mark.parametrize(
+    ("p", "ends", "known", "real"),
+    [
+        (0.01, (1.0, 3.0), True, True),
+        (0.05, (1.0, 3.0), True, False),
+        (0.01, (0.0, 3.0), True, False),
+        (0.01, (-3.0, 0.0), True, False),
+        (0.01, (-3.0, -1.0), True, True),
+        (0.01, (1.0, 3.0), False, False),
+    ],
+)
+def test_a_difference_is_real_by_test_interval_and_trainings(p, ends, known, real):
+    found = Difference(1.0, ends, p, "images", 9, trainings_known=known)
+    assert found.real == real
+
+
+def test_a_tie_at_five_percent_is_a_tie():
+    assert tied_with_first([0.05]) == 1 and tied_with_first([0.0499]) == 0
+    # Three rows are three pairs
+    assert tied_with_first([0.001, 0.0166]) == 0
+    assert tied_with_first([0.001, 0.0167]) == 2
+    assert tied_with_first([]) == 0

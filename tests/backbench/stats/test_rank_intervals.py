@@ -1,9 +1,17 @@
 """Ranks over many columns: what is plain by hand, and a small part of `benchmarks/ranks.py`."""
 
+import itertools
+
 import numpy as np
 import pytest
 
-from backbench.stats import rank_intervals, resampling
+from backbench.stats import (
+    column_comparisons,
+    confidence,
+    rank_intervals,
+    resampling,
+)
+from backbench.stats.training_noise import NOTHING_TRAINED, TrainingNoise
 from benchmarks import ranks as simulated
 
 NAN = np.nan
@@ -135,3 +143,159 @@ def test_images_alone():
     equal = simulated.of_images(2, 3, 0.0, 30)
     assert equal.together >= 95 - 3 * 4
     assert simulated.of_images(2, 3, 12.0, 5).alone >= 90
+
+
+# The steps, each beside a loop
+
+
+def test_columns_are_scaled_by_their_usual_difference():
+    values = np.array(
+        [
+            [1.0, 7.0, 5.0, NAN],
+            [4.0, 7.0, NAN, NAN],
+            [9.0, 7.0, NAN, NAN],
+            [NAN, 7.0, NAN, NAN],
+        ]
+    )
+    scaled, units = column_comparisons._scaled(values)
+    # Of 1, 4 and 9 the differences are 3, 5 and 8, and the median is 4; equals have none
+    assert units.tolist() == [5.0, 1.0, 1.0, 1.0]
+    assert scaled[:3, 0].tolist() == [-0.6, 0.0, 1.0]
+    assert scaled[:, 1].tolist() == [0.0] * 4
+    assert np.isnan(scaled[:, 2:]).all() and np.isnan(scaled[3, 0])
+    # Two equals do not make the usual difference smaller
+    _, units = column_comparisons._scaled(np.array([[1.0], [1.0], [2.0], [7.0]]))
+    assert units.tolist() == [5.0]
+    # Of more than a hundred rows the quartiles tell it
+    many = np.arange(101.0)[:, None]
+    _, units = column_comparisons._scaled(many)
+    assert units[0] == pytest.approx(50 / 2**0.5)
+    _, units = column_comparisons._scaled(many[:100])
+    assert units[0] == np.median([b - a for a in range(100) for b in range(a + 1, 100)])
+    assert column_comparisons._scaled(np.ones((101, 1)))[1].tolist() == [1.0]
+
+
+def test_differences_are_means_over_the_columns_of_a_unit_that_both_rows_have():
+    rng = np.random.default_rng(6)
+    scaled = rng.normal(size=(4, 7))
+    units = np.array([2, 0, 0, 5, 2, 2, 0])
+    scaled[1, [0, 4]] = NAN
+    scaled[2, [3]] = NAN
+    scaled[3, [0, 4, 5]] = NAN
+    first, second = np.triu_indices(4, 1)
+    each, count = column_comparisons._differences(scaled, units, first, second)
+    for pair, (a, b) in enumerate(zip(first, second)):
+        there = 0
+        for n, unit in enumerate((0, 2, 5)):
+            gaps = (scaled[a] - scaled[b])[units == unit]
+            gaps = gaps[~np.isnan(gaps)]
+            there += len(gaps) > 0
+            mean = gaps.mean() if len(gaps) else 0.0
+            assert each[n, pair] == pytest.approx(mean, abs=1e-6)
+        assert count[pair] == there
+
+
+def test_a_pair_is_tested_over_images_and_trainings_in_the_columns_that_both_kept():
+    rng = np.random.default_rng(7)
+    scaled = rng.normal(size=(4, 5))
+    scaled[2, 0] = NAN
+    scaled[3] = NAN
+    moved = rng.normal(size=(4, 5, 300))
+    moved[1, 2, 17] = NAN
+    scales = np.array([2.0, 0.5, 1.0, 4.0, 3.0])
+    unknown = TrainingNoise(9.0, 9.0, 3)
+    noises = [TrainingNoise(3.0, 2.0, 6), NOTHING_TRAINED, NOTHING_TRAINED, unknown]
+    noises.append(TrainingNoise(1.0, 0.0, 4))
+    runs = np.array([[1, 2, 3, 1, 2], [4, 1, 1, 1, 1], [2, 2, 5, 1, 3], [1] * 5])
+    for trainings in (None, column_comparisons.Trainings(noises, runs)):
+        found = column_comparisons._over_images(scaled, scales, moved, trainings)
+        for pair, (a, b) in enumerate(itertools.combinations(range(4), 2)):
+            columns = []
+            for c in range(5):
+                kept = np.isfinite(scaled[[a, b], c]).all()
+                kept &= np.isfinite(moved[[a, b], c]).all()
+                if kept and (trainings is None or noises[c].known):
+                    columns.append(c)
+            mean, variance, df = (part[pair] for part in found)
+            if b == 3:
+                assert np.isnan([mean, variance]).all()
+                continue
+            gaps = [scaled[a, c] - scaled[b, c] for c in columns]
+            assert mean == pytest.approx(np.mean(gaps))
+            together = np.mean([moved[a, c] - moved[b, c] for c in columns], axis=0)
+            whole = together.var(ddof=1)
+            seeds = []
+            for c in columns:
+                weight = 1 / runs[a, c] + 1 / runs[b, c]
+                weight /= (scales[c] * len(columns)) ** 2
+                if trainings is not None:
+                    whole += noises[c].excess * weight
+                    seeds.append((noises[c].seeds * weight, noises[c].df))
+            assert variance == pytest.approx(whole)
+            spread = sum(
+                confidence.poorly_known(min(s / whole, 1), k) for s, k in seeds
+            )
+            assert df == pytest.approx(1 / spread if spread else np.inf)
+
+
+def test_wins_are_counted_column_by_column_and_ties_are_halves():
+    rng = np.random.default_rng(8)
+    values = rng.integers(0, 4, (5, 9)).astype(float)
+    values[rng.random((5, 9)) < 0.3] = NAN
+    won, met = rank_intervals._wins(values)
+    for a, b in itertools.product(range(5), repeat=2):
+        both = ~np.isnan(values[a] + values[b]) & (a != b)
+        assert met[a, b] == both.sum()
+        wins = (values[a] > values[b])[both].sum() + (values[a] == values[b])[
+            both
+        ].sum() / 2
+        assert won[a, b] == wins
+    # The largest likelihood: each row wins as often as it should, the imagined tie included
+    strength = rank_intervals._strengths(won, met)
+    expected = met / (1 + np.exp(strength[None, :] - strength[:, None]))
+    imagined = 1 / (1 + np.exp(-strength))
+    np.testing.assert_allclose(expected.sum(1) + imagined, won.sum(1) + 0.5, atol=1e-6)
+
+
+def test_groups_stand_one_below_the_other_and_a_circle_is_one():
+    above = np.zeros((6, 6), bool)
+    for high, low in ((5, 0), (0, 1), (1, 2), (2, 0), (3, 2), (5, 3)):
+        above[high, low] = True
+    # 5 and 4 have nobody above, and 3 only 5; 0, 1 and 2 are a circle
+    assert rank_intervals._groups(above) == [3, 3, 3, 2, 1, 1]
+
+
+def test_intervals_count_who_is_surely_before_and_behind():
+    values = np.array([[3.0, 3.0], [2.0, 2.0], [1.0, NAN], [NAN, NAN]])
+    above = np.zeros((4, 4), bool)
+    above[0, [1, 2]] = True
+    strength = np.array([1.0, 0.0, 0.0, -1.0])
+    places = rank_intervals._places(values, strength, above)
+    assert [place.rank for place in places] == [1, 2, 2, 4]
+    assert [place.interval for place in places] == [(1, 2), (2, 4), (2, 4), (1, 4)]
+    assert [place.average for place in places] == [1.0, 2.0, 3.0, None]
+    assert [place.columns for place in places] == [2, 2, 1, 0]
+    assert [place.group for place in places] == [1, 2, 2, 1]
+    # Against rows as strong the half is won
+    odds = [1 / (1 + np.exp(-gap)) for gap in (1, 1, 2)]
+    assert places[0].win_rate == pytest.approx(100 * sum(odds) / 3)
+    ranking = rank_intervals.Ranking(places, "columns", 2, above, True)
+    assert ranking.leaders == [0, 3]
+
+
+def test_six_datasets_are_enough_and_not_too_many_rows_are_resampled(monkeypatch):
+    values = np.stack([np.arange(6.0) + 50, np.arange(6.0) + 40])
+    datasets = list("abcdef")
+    assert of(values, datasets=datasets).over == "datasets"
+    assert of(values, datasets=datasets).units == 6
+    five = of(values, datasets=list("abcdee"))
+    assert (five.over, five.units, five.tested) == ("columns", 6, False)
+    assert of(values, datasets=datasets, by_images=True).over == "images"
+    # A column in which nobody has a number is none
+    empty = np.column_stack([values, [NAN, NAN]])
+    assert of(empty, datasets=[*datasets, "g"]).units == 6
+    monkeypatch.setattr(column_comparisons, "MOST_BY_IMAGES", 5)
+    moved = np.random.default_rng(9).normal(size=(6, 2, resampling.COUNT))
+    many = np.arange(12.0).reshape(6, 2)
+    assert of(many[:5], noise=moved[:5]).tested
+    assert not of(many, noise=moved).tested

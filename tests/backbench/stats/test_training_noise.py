@@ -1,11 +1,13 @@
 """The noise of trainings: what is measured from seeds, and how often equals are called different."""
 
+import itertools
 import statistics
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from backbench.stats import paired_differences, training_noise
+from backbench.stats import confidence, paired_differences, training_noise
 from backbench.stats.column_comparisons import Trainings, compared_pairs
 from backbench.stats.training_noise import NOTHING_TRAINED, Seeds, TrainingNoise
 from benchmarks import bold
@@ -128,3 +130,76 @@ def test_the_noise_is_at_least_that_of_the_choice():
     wider = measured.at_least(9.0)
     assert (wider.excess, wider.seeds, wider.df) == (9.0, 9.0, 4)
     assert "choice on few validation images" in wider.source
+
+
+def test_the_images_part_is_half_the_variance_of_the_difference_in_the_mean_over_pairs():
+    rng = np.random.default_rng(4)
+    hits = rng.random((3, 40)) < [[0.5], [0.7], [0.9]]
+    label = np.arange(40) % 10 // 8  # four images in five are of class 0
+    for classes in (None, label):
+        step = np.full(40, 1 / 40)
+        if classes is not None:
+            step = 1 / (2 * np.bincount(label)[label])
+        variances = []
+        for a, b in itertools.combinations(range(3), 2):
+            moves = step * (1.0 * hits[a] - hits[b])
+            variances.append(40 * moves.var() / 2)
+        found = training_noise.by_images(1.0 * hits, classes)
+        assert found == pytest.approx(1e4 * np.mean(variances))
+    assert training_noise.by_images(1.0 * hits[[0, 0]]) == 0
+
+
+def test_the_part_of_resamples_leaves_out_undefined_ones_and_is_widened():
+    values = np.array([[1.0, 3.0, np.nan, 8.0], [2.0, 2.0, 5.0, 5.0]])
+    # Differences of the two seeds: -1, 1 and 3; half of their variance, times 5 / 4
+    assert training_noise.by_resamples(values, 5) == pytest.approx(4 / 2 * 5 / 4)
+    assert training_noise.by_resamples(values, 1) == pytest.approx(4 / 2)
+    assert training_noise.by_resamples(values[:, 1:3], 5) == 0
+    assert training_noise.by_resamples(values[:, :2], 5) == pytest.approx(2 / 2 * 5 / 4)
+
+
+def test_a_difference_over_trainings_is_worked_out_by_hand():
+    d = paired_differences.Difference(
+        4.0, (3.0, 5.0), 0.5, "images", 40, variance=2.0, df=39
+    )
+    noise = TrainingNoise(6.0, 4.0, 4)
+    found = training_noise.over_trainings(d, noise, 2, 4)
+    variance = 2.0 + 4.0 * 0.75
+    part = 6.0 * 0.75 / variance
+    spread = part ** (2 - 5 / 4 * part) / 4 + (2.0 / variance) ** 2 / 39
+    half = stats.t.ppf(0.975, 1 / spread) * variance**0.5
+    assert found.ci95 == pytest.approx((4 - half, 4 + half))
+    assert (found.variance, found.df) == (variance, pytest.approx(1 / spread))
+    assert found.p == pytest.approx(2 * stats.t.sf(4 / variance**0.5, 1 / spread))
+    assert (found.value, found.n, found.paired) == (4.0, 40, "images and trainings")
+    # The seeds' part is no more than all
+    wild = training_noise.over_trainings(d, TrainingNoise(90.0, 4.0, 4), 2, 4)
+    assert wild.df == pytest.approx(1 / (1 / 4 + (2.0 / variance) ** 2 / 39))
+
+
+@pytest.mark.parametrize(
+    ("part", "df", "added"),
+    [
+        (1.0, 2, 1 / 2),
+        (0.5, 1e9, 0.25 / 1e9),
+        # p^(2 - k p / df), with k of 5; of two draws 12
+        (0.5, 2, 0.5 ** (2 - 5 * 0.5 / 2) / 2),
+        (0.1, 1, 0.1 ** (2 - 12 * 0.1)),
+        # Never less than p^0
+        (0.9, 2, 1 / 2),
+        (0.5, 1, 1.0),
+    ],
+)
+def test_what_few_degrees_of_freedom_add(part, df, added):
+    assert confidence.poorly_known(part, df) == pytest.approx(added)
+
+
+def test_a_noise_is_known_with_four_degrees_of_freedom():
+    assert TrainingNoise(1.0, 1.0, 4).known and not TrainingNoise(1.0, 1.0, 3).known
+    noise = TrainingNoise(4.0, 2.0, 5)
+    assert noise.at_least(2.0) is noise
+    # The whole variance is no less than its part, nor than the choice's
+    assert (noise.at_least(3.0).seeds, noise.at_least(3.0).excess) == (4.0, 3.0)
+    assert (noise.at_least(5.0).seeds, noise.at_least(5.0).excess) == (5.0, 5.0)
+    nobody = training_noise.pooled([])
+    assert (nobody.seeds, nobody.excess, nobody.df) == (0.0, 0.0, 0)
