@@ -34,3 +34,52 @@ def test_a_detector_keeps_its_configs_seed_unless_there_is_another(seed, kept):
 def test_a_verb_that_measures_nothing_is_refused():
     with pytest.raises(BadInput, match="'rank' measures nothing"):
         measuring_request("rank", [Path("model.pth")], **PLACE)
+
+
+FILES = [Path("one.pth"), Path("two.pth")]
+WHOLE = {
+    **PLACE,
+    "dataset": "dtd",
+    "recipe": "mine",
+    "overrides": ["k=5"],
+    "percent": 10,
+    "lists": Path("lists"),
+    "accelerator": "cpu",
+}
+SEVERAL = {"checkpoints": tuple(FILES)}
+PROBED = {"protocol": "mine", "overrides": ("k=5",), "accelerator": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "holds"),
+    [
+        ("linear", {**SEVERAL, **PROBED, "datasets": "dtd"}),
+        ("ood", {**SEVERAL, **PROBED, "datasets": "dtd"}),
+        ("analyze", {**SEVERAL, "recipe": "mine", "dataset": "dtd"}),
+        (
+            "semisup",
+            {**PROBED, "dataset": "dtd", "percent": 10, "lists": Path("lists")}
+            | {"checkpoint": FILES[0]},
+        ),
+        ("finetune", {**PROBED, "dataset": "dtd", "checkpoint": FILES[0]}),
+    ],
+)
+def test_each_verb_takes_what_it_can(verb, holds):
+    made = measuring_request(verb, FILES, **WHOLE)
+    assert {name: getattr(made, name) for name in holds} == holds
+    # Without a recipe it is the verb's own, unchanged
+    own = measuring_request(verb, FILES, **WHOLE | {"recipe": None})
+    if verb == "analyze":
+        assert own.recipe == "analyze"
+    else:
+        assert own.overrides == () and own.protocol != "mine"
+
+
+def test_a_detector_reads_a_folder_of_boxes_by_an_engine():
+    made = measuring_request("detect", FILES, engine="torchvision", **WHOLE)
+    assert (made.dataset, made.engine, made.checkpoint) == (
+        "dtd",
+        "torchvision",
+        FILES[0],
+    )
+    assert measuring_request("detect", FILES, **PLACE).dataset is None

@@ -12,7 +12,7 @@ from backbench.cli.program import main
 from backbench.errors import BadInput
 from backbench.requests.every import REQUESTS
 from backbench.requests.options import spellings
-from backbench.requests.parsing import parse
+from backbench.requests.parsing import invocation, parse
 from backbench.requests.probe import LinearRequest
 
 DRAWS = 30
@@ -143,3 +143,68 @@ def test_each_seed_has_a_folder_of_its_own():
     seeds = list(verbs.each_seed(parse(line.split())))
     assert [one.seed for one in seeds] == [4, 5, 6]
     assert [one.out for one in seeds] == [Path("o/s4"), Path("o/s5"), Path("o/s6")]
+
+
+def refusal(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        parse(words)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_words_that_a_verb_does_not_know_are_named(capsys):
+    line = ("linear", "x.pth", "--datasets", "d", "--data", "r", "--out", "o")
+    see = "; see backbench --help\n"
+    said = refusal(capsys, *line, "k=5", "--k", "5")
+    assert said == f"backbench: unrecognized arguments: k=5 --k 5{see}"
+    # A change is key=value, all of them
+    said = refusal(capsys, *line, "y", "k=5", "z")
+    assert said == f"backbench: unrecognized arguments: y k=5 z{see}"
+    said = refusal(capsys, "rank", "x.csv", "y.csv")
+    assert said == f"backbench: unrecognized arguments: y.csv{see}"
+    said = refusal(capsys, "linear", "--protocol", "knn", "k=5", *line[2:])
+    assert said == f"backbench: k=5 is no checkpoint; name one before --protocol{see}"
+    said = refusal(capsys, "linear", "x.pth", "--data", "r", "--out", "o")
+    assert said == (
+        "backbench linear: the following arguments are required: --datasets;"
+        " see backbench linear --help\n"
+    )
+
+
+def test_a_file_may_be_called_like_a_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("k=5").write_text("")
+    line = "linear k=5 k=7 A=1 --datasets d --data d --out o"
+    request = parse(line.split())
+    assert request.checkpoints == (Path("k=5"), Path("A=1"))
+    assert request.overrides == ("k=7",)
+
+
+def test_what_is_told_is_asked_for_before_the_verb_or_behind_it():
+    words = ["rank", "x.csv"]
+    plain = invocation(words)
+    assert (plain.verbosity, plain.debug) == (0, False)
+    for line in (["-v", "-v", *words], [*words, "-v", "-v"]):
+        assert invocation(line).verbosity == 2
+    for line in (["-q", "--debug", *words], [*words, "-q", "--debug"]):
+        assert (invocation(line).verbosity, invocation(line).debug) == (-1, True)
+    # Quiet is the last word
+    assert invocation(["-q", *words, "-v"]).verbosity == -1
+
+
+def test_a_negative_value_is_written_with_its_flag_and_defaults_are_left_out():
+    line = [
+        "linear",
+        "x.pth",
+        "--datasets",
+        "d",
+        "--data",
+        "r",
+        "--out",
+        "o",
+        "--seed=-1",
+    ]
+    request = parse(line)
+    assert set(request.argv()) == set(line) and len(request.argv()) == len(line)
+    ranked = parse(["rank", "x.csv", "--lower", "a", "--lower", "b"])
+    assert ranked.argv() == ("rank", "x.csv", "--lower=a", "--lower=b")
