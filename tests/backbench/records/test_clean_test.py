@@ -2,15 +2,16 @@
 
 import csv
 import gzip
+import hashlib
 import json
 
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, recall_score
-from support import forgeries
+from support import forgeries, records
 
 from backbench.cli.program import main
-from backbench.errors import EXIT_FAILED, BadInput
+from backbench.errors import EXIT_FAILED, BadInput, nearest
 from backbench.evaluation import wanted
 from backbench.records import clean_test, predictions, store
 from backbench.stats import confidence
@@ -321,3 +322,184 @@ def test_a_class_may_be_named_by_its_folder(tmp_path):
     images = clean_test.TestImages.of("0" * 64, b"cat/1.png\t0\ndog/2.png\t1\n")
     said = clean_test.place(clean_test.read_list(file), images, "pets")
     assert said["right"].tolist() == [1, 1]
+
+
+def test_a_digest_is_of_the_images_left_out_and_of_the_other_labels():
+    """Why an image is left out changes no score, and which label it has instead does."""
+
+    def digest_of(flaw, right, manifest="m"):
+        said = {"flaw": np.array(flaw), "right": np.array(right)}
+        return clean_test.digest(manifest, said)
+
+    copy, wrong, relabelled = clean_test.COPY, clean_test.WRONG, clean_test.RELABELLED
+    first = digest_of([0, copy, relabelled], [0, 1, 2])
+    assert digest_of([0, wrong, relabelled], [0, 1, 2]) == first
+    text = "m\n1\tout\n2\t2"
+    assert first == hashlib.sha256(text.encode()).hexdigest()
+    others = [
+        digest_of([0, copy, relabelled], [0, 1, 3]),
+        digest_of([0, copy, copy], [0, 1, 2]),
+        digest_of([copy, 0, relabelled], [0, 1, 2]),
+        digest_of([0, copy, relabelled], [0, 1, 2], "n"),
+    ]
+    assert len({first, *others}) == 5
+
+
+def test_a_metric_and_a_file_are_named_by_the_lists_first_digits():
+    of_list = "0123456789abcdef"
+    name = clean_test.metric_name("change", "mean_per_class_k5", of_list)
+    assert name == "change_mean_per_class_k5_01234567"
+    assert clean_test.full_metric(name) == ("change", "mean_per_class_k5", "01234567")
+    assert clean_test.file_stem(of_list, "top1-s0") == "clean-01234567-top1-s0"
+
+
+def of_images(**changes):
+    """A row of `clean_test` and the arrays that it follows from, as a stranger may change them."""
+    arrays = {
+        "manifest": "m",
+        "prediction": np.array([0, 1, 1, 0]),
+        "label": np.array([0, 1, 0, 0]),
+        "flaw": np.array([0, 1, 3, 2], dtype=np.uint8),
+        "right": np.array([0, 1, 1, 0]),
+    }
+    digits = clean_test.digest("m", arrays)[:8]
+    said = {"copies": 1, "wrong": 1, "relabelled": 1, "of": 4, "list": "x"}
+    row = records.a_result(
+        task="clean_test",
+        metric=changes.pop("metric", f"clean_top1_{digits}"),
+        provenance={"left_out": changes.pop("said", said)},
+    )
+    whole = {**arrays, **changes}
+    return {name: each for name, each in whole.items() if each is not None}, row
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ""),
+        ({"metric": "best_top1_x"}, "'best_top1_x' is no metric of clean_test"),
+        ({"flaw": None}, "its file says no 'flaw' of the images"),
+        ({"right": np.array([0.0, 1, 1, 0])}, "its file says no 'right' of the images"),
+        ({"label": np.array([[0, 1, 0, 0]])}, "its file says no 'label' of the images"),
+        ({"right": np.array([0, 1, 1])}, "what its file says of the images is no list"),
+        (
+            {"flaw": np.array([0, 1, 4, 2])},
+            "what its file says of the images is no list",
+        ),
+        (
+            {"flaw": np.array([0, 1, -1, 2])},
+            "what its file says of the images is no list",
+        ),
+        (
+            {"right": np.array([1, 1, 1, 0])},
+            "its file changes labels that its list does not",
+        ),
+        (
+            {"flaw": np.array([1, 1, 2, 2]), "right": np.array([0, 1, 0, 0])},
+            "its file changes labels that its list does not",
+        ),
+        (
+            {"metric": "clean_top1_00000000"},
+            "its images are not those that list 00000000 leaves",
+        ),
+        (
+            {"said": None},
+            "it says another number of images that are left out than its file",
+        ),
+        (
+            {"said": {"copies": 1, "wrong": 1, "relabelled": 1, "of": 5}},
+            "it says another number of images that are left out than its file",
+        ),
+        (
+            {"said": {"copies": 1, "relabelled": 1, "of": 4}},
+            "it says another number of images that are left out than its file",
+        ),
+        (
+            {"prediction": None},
+            "its predictions of each image were not kept; measure it again",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_list_is_said_in_words(changes, says):
+    assert clean_test.fault(*of_images(**changes)) == says
+
+
+def test_counts_and_scores_are_of_the_images_that_a_list_names():
+    arrays, _ = of_images()
+    assert clean_test.counts(arrays) == {
+        "copies": 1,
+        "wrong": 1,
+        "relabelled": 1,
+        "of": 4,
+    }
+    # The first and the third are scored, by the right labels: both are right. In all, three of four
+    assert clean_test.value(arrays, "clean_top1_x")[0] == 100
+    assert clean_test.value(arrays, "change_top1_x")[0] == 25
+    top5 = {**arrays, "hits5": np.array([True, True, True, False])}
+    assert clean_test.unscored(top5, "top5_k5") == (
+        "whether another label is among the five best was not kept; write 'wrong' in place"
+        " of 'label' to have it"
+    )
+    # Without another label the five best are known
+    top5["flaw"] = np.array([0, 1, 2, 2])
+    assert clean_test.unscored(top5, "top5_k5") == ""
+    assert clean_test.value(top5, "clean_top5_x")[0] == 100
+    assert clean_test.value(top5, "change_top5_x")[0] == 25
+    gone = {**arrays, "flaw": np.array([0, 1, 2, 2]), "right": arrays["label"]}
+    assert clean_test.unscored(gone, "mean_per_class") == (
+        "the list leaves class 1 without a test image"
+    )
+    assert clean_test.unscored(gone, "top1") == ""
+
+
+def test_a_class_is_named_by_its_number_or_by_a_folder_of_it_alone():
+    lines = ["test/3/a.png\t0", "test/3/b.png\t0", "cat/a.png\t12", "mixed/a.png\t0"]
+    content = "\n".join([*lines, "mixed/b.png\t12", "plain.png\t5\n"]).encode()
+    images = clean_test.TestImages.of("m", content)
+    assert images.paths[-1] == "plain.png" and images.labels.tolist()[2:] == [
+        12,
+        0,
+        12,
+        5,
+    ]
+    # A folder called 3 is the class of that name, which has the number 0
+    numbers = {"0": 0, "12": 12, "5": 5, "3": 0, "cat": 12}
+    assert clean_test._class_numbers(images) == numbers
+
+
+def test_a_list_says_where_it_is_wrong_and_what_to_write(tmp_path):
+    file = tmp_path / "x.tsv"
+    images = clean_test.TestImages.of("m", b"cat/1.png\t0\ndog/2.png\t1\n")
+
+    def refused(text):
+        file.write_text(text)
+        with pytest.raises(BadInput) as caught:
+            clean_test.place(clean_test.read_list(file), images, "pets")
+        return str(caught.value)
+
+    assert refused("\ufeff# a remark\n\ncat/3.png\tcopy") == (
+        f"--list {file}:3: 'cat/3.png' is not in the test set of pets; write paths as in"
+        " RUN/manifests, such as 'cat/1.png'"
+    )
+    assert refused("cat/1.png\tlabel\tdogs") == (
+        f"--list {file}:1: 'dogs' is no class of pets; {nearest('dogs', ['dog'])}"
+    )
+    assert refused("dog/2.png\tlabel\tdog") == (
+        f"--list {file}:1: 'dog' is the label that dog/2.png has; remove the line"
+    )
+    assert refused("cat/1.png\twrong\ndog/2.png\tcopy") == (
+        f"--list {file}: leaves no test image of pets; shorten it"
+    )
+    twice = "cat/1.png\twrong\ndog/2.png\tcopy\ncat/1.png\tcopy"
+    assert refused(twice) == (
+        f"--list {file}:3: 'cat/1.png' stands in line 1, too; leave one of them"
+    )
+    by_place = "TestID,TrainID,Distance,Judgment\n7,8,0.1,1\n"
+    assert refused(by_place) == (
+        f"--list {file}:2: 'test/00007' is not in the test set of pets; ciFAIR's numbers are"
+        " places in CIFAR's own files: name the images by their paths instead"
+    )
+    assert refused("cat/1.png wrong") == (
+        f"--list {file}:1: 'cat/1.png wrong' is not image, tab, copy | wrong | label, tab,"
+        " right label"
+    )
