@@ -1,10 +1,13 @@
 """The page: self-contained, safe, readable, and fast in a real browser."""
 
 import dataclasses
+import importlib.metadata
 import json
+import math
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support import boards
@@ -12,12 +15,21 @@ from support.records import a_result
 from support.tab import CHROMIUM, tab
 
 from backbench.board import page_records
-from backbench.board.board import collect
-from backbench.board.page import HERE, SCRIPTS
-from backbench.board.page_figures import CURVE_POINTS
+from backbench.board.board import (
+    PUBLISHED,
+    Cell,
+    Measurement,
+    PairedDifference,
+    Row,
+    collect,
+    fill,
+)
+from backbench.board.page import HERE, SCRIPTS, _newest_day, _Origins, write_page
+from backbench.board.page_figures import CURVE_POINTS, collect_figures
 from backbench.cli import program
 from backbench.published.judge import Judged
 from backbench.records import store
+from backbench.stats.paired_differences import Difference
 
 
 def data_of(page):
@@ -202,6 +214,196 @@ def test_an_undefined_number_and_problems_are_shown(tmp_path):
     data = data_of(html)
     assert data["cells"][0]["value"] == [None, 3.0]
     assert "truncated line" in data["problems"][0]
+
+
+def test_the_page_holds_each_row_column_and_note_as_the_board_has_them(tmp_path):
+    held = {"image_contents": None, "pixels": {}, "trunk": {"parameters": 5, "side": 8}}
+    origin = {"recorded": 200_000.0, "verified": 3, "lab": "north"}
+    other = {"checkpoint": "b" * 64, "name": "y", "method": "m", "arch": "vit"}
+    rows = [
+        a_result(seed=0, value=70.12345, ci95=(69.0, 71.98765), provenance=held),
+        a_result(seed=1, value=72.0, ci95=None, provenance=held, origin=origin),
+        a_result(value=None, ci95=None, provenance=held, epochs=7, **other),
+        a_result(metric="top5", value=90.0, provenance=held, epochs=7, **other),
+    ]
+    # Metrics that rank nobody stand beside one another
+    for metric in ("ece", "nll"):
+        about = {"task": "calibration", "metric": metric}
+        rows.append(a_result(value=1.0, provenance=held, epochs=7, **other, **about))
+    board = fill((Measurement(row, Path("run")) for row in rows), ["a problem"])
+    board.rows.append(Row("paper:1", "y", "printed", "r50", 9, PUBLISHED))
+    top5 = next(column for column in board.columns if column.metric == "top5")
+    board.cells["paper:1", top5] = Cell(88.0)
+    page = tmp_path / "l.html"
+    pair = Difference(1.23456, (0.5, math.inf), 0.00123456, "images", 40)
+    write_page(
+        board,
+        page,
+        pairs=[PairedDifference(1, 0, 1, pair)],
+        figures=collect_figures(board, []),
+        answer=["One.", "Two."],
+        sets=[],
+        claims=["A claim."],
+    )
+    data = data_of(page)
+    assert (data["answer"], data["claims"]) == (["One.", "Two."], ["A claim."])
+    assert (data["problems"], data["numbers"], data["newest"]) == (
+        ["a problem"],
+        6,
+        "1970-01-03",
+    )
+    assert data["version"] == importlib.metadata.version("backbench")
+    assert data["tasks"]["calibration"] == "Calibration (less is better)"
+    assert data["sizes"] == "APs, APm and APl: small, medium and large objects"
+    x, y, printed = records(data["rows"])
+    assert x == {
+        "checkpoint": "a" * 64,
+        "name": "x",
+        "method": "simclr",
+        "arch": "resnet18",
+        "epochs": 2,
+        "published": False,
+        "label": "x",
+        "labs": ["north"],
+        "trained": None,
+        # All trunks are of one size
+        "cost": "",
+        "hardware": "",
+    }
+    assert (y["label"], y["published"], y["epochs"]) == ("y", False, 7)
+    assert (printed["label"], printed["published"]) == ("y", True)
+    columns = {column["metric"]: column for column in records(data["columns"])}
+    assert columns["top1"] == {
+        "name": "linear/digits/top1@linear-demo-v1~unknown",
+        "task": "linear",
+        "dataset": "digits",
+        "metric": "top1",
+        "heading": "top-1",
+        "decimals": 1,
+        "ranks": True,
+        "by_size": False,
+        "protocol": "linear-demo-v1~unknown",
+        "engine": None,
+        "split": None,
+        "measured": 1,
+        "main": True,
+        "noise": "not known: 1 degrees of freedom of the 4 that two checkpoints with"
+        " `--seeds 3` give",
+    }
+    assert [columns[m]["main"] for m in ("top5", "ece", "nll")] == [False, True, True]
+    assert [columns[m]["measured"] for m in ("top5", "ece")] == [1, 1]
+    top1, of_top5, *_ = (records(cells) for cells in data["cells"])
+    half = 12.7062 * (72.0 - 70.12345) / 2
+    mean = (72.0 + 70.12345) / 2
+    first = {"row": 0, "mark": "", "note": 1, "parts": [0, 1]}
+    assert top1 == [
+        {
+            **first,
+            "value": round(mean, 4),
+            "low": pytest.approx(mean - half, abs=2e-4),
+            "high": pytest.approx(mean + half, abs=2e-4),
+        },
+        {
+            "row": 1,
+            "value": None,
+            "low": None,
+            "high": None,
+            "mark": "",
+            "note": 0,
+            "parts": [2],
+        },
+    ]
+    assert [(one["row"], one["value"], one["parts"]) for one in of_top5] == [
+        (1, 90.0, [3]),
+        (2, 88.0, []),
+    ]
+    assert data["notes"] == ["", "mean of 2 seeds"]
+    assert records(data["pairs"]) == [
+        {
+            "column": 1,
+            "a": 0,
+            "b": 1,
+            "value": 1.2346,
+            "low": 0.5,
+            "high": None,
+            "p": 0.00123,
+            "real": True,
+            "known": True,
+            "paired": "images",
+            "n": 40,
+        }
+    ]
+
+
+def test_origins_hold_each_text_once_and_cut_what_is_long():
+    origins = _Origins(longest=6)
+    line = "backbench linear x --out runs/x"
+    rows = [
+        a_result(
+            seed=seed,
+            value=50.0 + seed,
+            ci95=(1.0, 60.0),
+            chosen=None,
+            split="val",
+            provenance={"b": "1234567", "a": {"z": 1, "y": 2}, "n": None},
+            origin={"command": line, "verified": 2},
+        )
+        for seed in (1, 2)
+    ]
+    other = a_result(split="123456", ci95=None, chosen={"lr": 1}, provenance={})
+    found = [origins.add(Measurement(row, Path("r"))) for row in (*rows, other)]
+    assert found == [0, 1, 2]
+    block = origins.block()
+    texts = block.texts
+    assert len(texts) == len(set(texts))
+    parts = records(block.parts)
+    told = []
+    for part in parts:
+        keys = [texts[key] for key in block.keys[part["keys"]]]
+        told.append(
+            dict(zip(keys, (texts[text] for text in part["texts"]), strict=True))
+        )
+    more = " ... (the whole is in the run folder)"
+    assert (
+        told[0]
+        == told[1]
+        == {
+            "b": f"123456{more}",
+            "a": f'{{"y": {more}',
+            "command": "backbench linear x --out runs/again",
+            "verified": f"value {more}",
+            "run": "r",
+        }
+    )
+    assert told[2] == {"chosen": f'{{"lr":{more}', "run": "r"}
+    assert [texts[part["split"]] for part in parts] == ["val", "val", "123456"]
+    assert [part["keys"] for part in parts] == [0, 0, 1]
+    values = [
+        (part["seed"], part["value"], part["low"], part["high"]) for part in parts
+    ]
+    assert values == [
+        (1, 51.0, 1.0, 60.0),
+        (2, 52.0, 1.0, 60.0),
+        (0, 91.25, None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "day"),
+    [
+        ([], ""),
+        ([None, 86_399.0], "1970-01-01"),
+        ([86_400.0, 5.0], "1970-01-02"),
+        # No calendar knows it
+        ([5.0, 1e11], ""),
+    ],
+)
+def test_the_day_of_a_page_is_that_of_its_newest_number(recorded, day):
+    rows = [a_result(seed=n, provenance={}) for n in range(len(recorded))]
+    for row, when in zip(rows, recorded):
+        row.origin.update({} if when is None else {"recorded": when})
+    board = fill(Measurement(row, Path("run")) for row in rows)
+    assert _newest_day(board) == day
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
