@@ -10,7 +10,7 @@ from support.records import a_result, digest_of, held
 from support.tab import CHROMIUM, tab
 
 from backbench.board import overall, page_readings
-from backbench.board.board import Measurement, fill
+from backbench.board.board import Cell, Measurement, fill
 from backbench.records import ap_errors, predictions
 from backbench.stats import paired_differences
 from backbench.stats.ap_errors import BACKGROUND, ERRORS, HIT, LOCATION, Outcomes
@@ -190,6 +190,42 @@ def test_curves_alone_are_compared_by_what_they_save(tmp_path):
     assert said[0].startswith("Label curve of mine: with 1 label a class good reaches")
     alone = [one for one in rows if one.result.name == "good"]
     assert "nothing to compare it with" in overall.sentences(fill(alone), [])[0]
+
+
+def test_each_reading_stands_beside_its_own_run_and_seed(tmp_path):
+    """Two runs and two seeds; one of the usual readings has no partner."""
+    rows = []
+    for seed, folder in ((0, "one"), (1, "two")):
+        run = tmp_path / folder
+        best, usual = layer_rows(run)
+        for one in (best, usual):
+            rows.append(Measurement(dataclasses.replace(one.result, seed=seed), run))
+    (best, usual), (_, of_other) = rows[:2], rows[2:]
+    beside = page_readings._beside
+    both = Cell(60.0, parts=[of_other, usual])
+    assert beside(best, both) is usual
+    assert beside(best, Cell(60.0, parts=[of_other])) is None
+    elsewhere = Measurement(usual.result, tmp_path / "two")
+    assert beside(best, Cell(60.0, parts=[elsewhere])) is None
+    assert beside(best, None) is None
+
+
+def test_only_readings_with_a_value_and_a_number_of_labels_are_drawn(tmp_path):
+    rows = curve_rows(tmp_path, "vit", {1: 30.0, 10: None, "_all": 60.0})
+    rows += curve_rows(tmp_path, "rn", {1: 20.0, 10: 25.0})
+    for row, _ in rows:
+        if row.name == "rn":
+            row.provenance["labels_per_class"] = 0 if row.value == 20 else 10
+    (one,) = page_readings.label_curves_of(fill(rows))
+    assert one.labels == [1, 40]
+    good = error_rows(tmp_path, "good", 80.0, misplaced=2)
+    # Without the AP50 that they explain, costs stand alone; undefined ones do not stand
+    kinds = [one.result.metric.removeprefix("bbox_") for one in good[1:]]
+    undefined = dataclasses.replace(good[2].result, value=None)
+    board = fill([*good[3:], Measurement(undefined, tmp_path)])
+    (one,) = page_readings.errors_of(board)
+    assert one.ap is None
+    assert list(one.costs) == [kind for kind in ERRORS if kind in kinds[2:]]
 
 
 # ---- in a browser
