@@ -1,10 +1,14 @@
 """Records of several labs in one board: one row, both origins; what does not fit is named."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 from support import boards, records
 
-from backbench.board.board import collect
-from backbench.board.merge import agree
+from backbench.board import merge as merging
+from backbench.board.board import Measurement, collect
+from backbench.board.merge import Lab, LabRecord, agree
 from backbench.cli import program
 from backbench.errors import BadInput
 from backbench.records import store
@@ -140,3 +144,129 @@ def test_what_cannot_be_merged(labs):
     folder = str(labs / "north")
     with pytest.raises(BadInput, match="two folders are called"):
         program.main(["--debug", "merge", folder, folder, "--out", str(labs / "C")])
+
+
+def test_folders_that_cannot_be_merged_are_named(labs):
+    def refused(*words):
+        with pytest.raises(BadInput) as caught:
+            program.main(["--debug", "merge", *map(str, words)])
+        return str(caught.value)
+
+    north = labs / "north"
+    (labs / "full").mkdir()
+    (labs / "full" / "x").touch()
+    for out in (labs / "full", labs / "full" / "x"):
+        said = f"{out}: is there already; --out needs a new folder"
+        assert refused(north, "--out", out) == said
+    inside = north / "deep" / "C"
+    assert refused(labs / "south", north, "--out", inside) == (
+        f"{inside}: lies in a folder that is merged; choose another --out"
+    )
+    assert refused(f".x={north}", "--out", labs / "C") == (
+        "'.x' is no lab's name; give NAME=FOLDER"
+    )
+    assert refused(f"a={north}", f"a={labs}", "--out", labs / "C") == (
+        "two folders are called 'a'; give NAME=FOLDER"
+    )
+    (labs / "empty").mkdir()
+    none = f"no results.jsonl with a record that fits below {labs / 'empty'}"
+    assert refused(labs / "empty", "--out", labs / "C") == none
+    (labs / "empty" / "results.jsonl").write_text("{}\n")
+    assert refused(labs / "empty", "--out", labs / "C").startswith(f"{none}; ")
+    assert not (labs / "C").exists()
+
+
+def test_labs_are_named_by_their_folders_or_as_the_user_says():
+    found = merging._labs(["north=/a/b=c", "/x/south/", "a.b-c_1=."])
+    assert found == [
+        Lab("north", Path("/a/b=c")),
+        Lab("south", Path("/x/south/")),
+        Lab("a.b-c_1", Path()),
+    ]
+    assert merging._labs([f"{'x' * 61}=y"])
+    for name in ("x" * 62, "", ".a", "a b", "a/b"):
+        with pytest.raises(BadInput, match="is no lab's name"):
+            merging._labs([f"{name}=y"])
+
+
+def measured_by(lab, value, recorded, ci95=None, **more):
+    origin = {"recorded": recorded, "verified": 3, "code": "c", "cwd": "/home"}
+    row = records.a_result(
+        name="x", value=value, ci95=ci95, provenance={}, origin=origin | more
+    )
+    run = Path("runs") / lab
+    return LabRecord(lab, Measurement(row, run), Path(lab) / "run")
+
+
+def test_the_newest_number_names_all_others_but_copies():
+    same = [
+        measured_by("south", 70.5, 3.0, (69.0, 72.0), also=[{"lab": "east"}]),
+        measured_by("north", 70.0, 1.0, (69.5, 71.0), hardware="h", command="b x"),
+        # A copy of the newest line, and another lab's equal number
+        measured_by("south", 70.5, 2.5, (69.0, 72.0)),
+        measured_by("west", 70.5, 2.0, (69.0, 72.0)),
+        # Neither interval holds the other's value
+        measured_by("north", 60.0, 1.5, (59.0, 61.0)),
+    ]
+    problems = []
+    found = merging._newest(same, problems)
+    assert (found.lab, found.below) == ("south", Path("south/run"))
+    result, run = found.measurement
+    assert (result.value, run) == (70.5, Path("runs/south"))
+    assert result.origin == {
+        "recorded": 3.0,
+        "code": "c",
+        "cwd": "/home",
+        "lab": "south",
+        "also": [
+            {"lab": "east"},
+            {
+                "lab": "north",
+                "value": 70.0,
+                "ci95": (69.5, 71.0),
+                "recorded": 1.0,
+                "code": "c",
+                "hardware": "h",
+                "command": "b x",
+            },
+            {
+                "lab": "north",
+                "value": 60.0,
+                "ci95": (59.0, 61.0),
+                "recorded": 1.5,
+                "code": "c",
+            },
+            {
+                "lab": "west",
+                "value": 70.5,
+                "ci95": (69.0, 72.0),
+                "recorded": 2.0,
+                "code": "c",
+            },
+        ],
+    }
+    assert problems == [
+        "x: linear/digits/top1@linear-demo-v1: north measured 60.0, south 70.5; their"
+        " intervals do not hold one another. south's counts"
+    ]
+    alone = merging._newest(same[1:2], problems).measurement.result.origin
+    assert "also" not in alone and alone["lab"] == "north"
+
+
+def test_a_column_apart_is_named_once_for_each_lab():
+    given = [
+        measured_by("north", 70.0, 1.0),
+        measured_by("north", 71.0, 1.0),
+        measured_by("south", 70.0, 2.0),
+    ]
+    other = dataclasses.replace(given[1].measurement.result, seed=1)
+    given[1] = given[1]._replace(measurement=Measurement(other, Path("runs")))
+    problems = []
+    found = merging._newest_of_each(given, problems)
+    assert [(one.lab, one.measurement.result.seed) for one in found] == [
+        ("south", 0),
+        ("north", 1),
+    ]
+    column = "linear/digits/top1@linear-demo-v1~unknown"
+    why = "its recipe or its lists are not the usual ones of that name; a column apart"
+    assert problems == [f"north: {column}: {why}", f"south: {column}: {why}"]
