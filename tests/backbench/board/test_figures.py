@@ -216,6 +216,65 @@ def test_statistics_keep_two_panels_beside_many_accuracies() -> None:
     ]
 
 
+def test_the_csv_of_an_ablation_has_every_point_of_every_column(
+    tmp_path, drawn
+) -> None:
+    rows = []
+    for name, beta, tau, values in (
+        ("moco", "inf", "x", [50.0, 51.5]),
+        ("moco", "2", "x", [40.25, None]),
+        ("lorac", "10", "y", [1 / 3]),
+        ("lorac", "10", "x", [70.0, 72.0, 77.0]),
+    ):
+        for seed, value in enumerate(values):
+            digest = f"{name}{beta}{tau}{seed}"
+            whole = f"{name} beta={beta} tau={tau}"
+            rows.append(row(digest, whole, value))
+            if beta != "2" and seed == 0:
+                # Statistics stand behind accuracies
+                rows.append(row(digest, whole, 5.0, task="analyze", metric="rankme"))
+    rows.append(row("other", "moco beta=3", 9.0))
+    board = board_of(rows)
+    ((title, file),) = ablation.write(board, tmp_path)
+    assert title == "lorac, moco: beta and tau"
+    assert file.name == "ablation-lorac-moco-beta-and-tau.svg"
+    top1 = "linear/digits/top1@linear-test-v1~unknown"
+    rankme = "analyze/digits/rankme@analyze-test-v1~unknown"
+    (text,) = (path.read_text() for path in tmp_path.glob("*.csv"))
+    # The spread of 70, 72 and 77 is the root of 13
+    assert text.splitlines() == [
+        "name,beta,tau,column,seeds,mean,std,values",
+        f"lorac,10,x,{top1},3,73,3.60555,70 72 77",
+        f"lorac,10,y,{top1},1,0.333333,,0.333333",
+        f"moco,2,x,{top1},1,40.25,,40.25",
+        f"moco,inf,x,{top1},2,50.75,1.06066,50 51.5",
+        f"lorac,10,x,{rankme},1,5,,5",
+        f"lorac,10,y,{rankme},1,5,,5",
+        f"moco,inf,x,{rankme},1,5,,5",
+    ]
+    ((axes, heading, legend),) = drawn.values()
+    assert heading == f"{title} (mean and standard deviation over 3 seeds)"
+    assert [words for words, _ in legend] == [
+        "lorac tau=x",
+        "lorac tau=y",
+        "moco tau=x",
+    ]
+    accuracy, statistic = panels(axes)
+    ticks = [tick.get_text() for tick in accuracy.get_xticklabels()]
+    assert ticks == ["2", "10", "inf"]
+    points = [container.lines[0] for container in accuracy.containers]
+    assert [list(line.get_ydata()) for line in points] == [
+        [73.0],
+        [1 / 3],
+        [40.25, 50.75],
+    ]
+    # Three curves share 0.12 of a tick around each place
+    places = [list(line.get_xdata()) for line in points]
+    assert places == [pytest.approx([0.94]), [1.0], pytest.approx([0.06, 2.06])]
+    assert statistic.get_title() == "analyze, digits: rankme"
+    assert [line.get_color() for line in points] == charts.colors(3)
+
+
 def test_names_that_are_cut_to_one_are_told_apart_by_number(tmp_path, drawn) -> None:
     rows = []
     for key in ("one", "other"):
