@@ -1,9 +1,14 @@
 """Kept predictions of a stranger: what cannot be any is left out with its reason."""
 
+import zipfile
+
 import numpy as np
 import pytest
 
 from backbench.records import predictions
+from backbench.records.result_line import LARGEST
+from backbench.runs import seeding
+from backbench.stats import resampling
 
 WHOLE = {
     "manifest": np.array("a" * 64),
@@ -131,3 +136,63 @@ def test_counts_of_pixels_add_up(read, change, says):
     found, said = read(COUNTS | change)
     assert found is None
     assert says in said
+
+
+@pytest.mark.parametrize(
+    ("metric", "right"),
+    [
+        ("top1", [True, True, False]),
+        ("top1_k20", [True, True, False]),
+        ("mean_per_class", [True, True, False]),
+        ("top5", [True, True, True]),
+        ("top5_k20", [True, True, True]),
+        ("bbox_AP", None),
+    ],
+)
+def test_hits_are_of_the_best_class_or_of_the_five_best(metric, right):
+    found = predictions.hits(WHOLE, metric)
+    assert (None if found is None else found.tolist()) == right
+    for gone in ("prediction", "label"):
+        rest = {name: array for name, array in WHOLE.items() if name != gone}
+        is_known = metric.startswith("top5")
+        assert (predictions.hits(rest, metric) is not None) == is_known
+
+
+def test_counts_of_pixels_are_scored_on_resamples_as_image_lists_written_out(tmp_path):
+    file = predictions.keep(tmp_path, "a/b", **COUNTS)
+    assert file == "predictions/a_b.npz"
+    found = predictions.load(tmp_path / file)
+    assert int(found["images"]) == 2
+    seed = seeding.seed_of("images", "a" * 64, 2)
+    counts = resampling.image_counts(seed, 2)
+    names = ("intersection", "predicted", "labelled")
+    for n, (first, second) in enumerate(counts.astype(int)):
+        i, p, w = (first * COUNTS[name][0] + second * COUNTS[name][1] for name in names)
+        assert found["bootstrap_pixel_acc"][n] == pytest.approx(100 * i.sum() / w.sum())
+        shares = [i[c] / (p[c] + w[c] - i[c]) for c in range(2)]
+        assert found["bootstrap_miou"][n] == pytest.approx(100 * np.mean(shares))
+        recalls = i / w
+        assert found["bootstrap_macc"][n] == pytest.approx(100 * recalls.mean())
+    with pytest.raises(ValueError, match="predictions need the manifest's digest"):
+        predictions.keep(tmp_path, "x", prediction=np.zeros(3))
+
+
+def test_a_score_may_be_as_large_as_any_number_of_a_row(read):
+    at_most = {"values": np.array([LARGEST, -LARGEST])}
+    assert read(WHOLE | at_most)[0] is not None
+    above = {"values": np.array([LARGEST * 1.0001])}
+    found, said = read(WHOLE | above)
+    assert found is None and "holds a value that is no score" in said
+
+
+def test_a_file_that_unpacks_to_too_much_is_left_out(tmp_path, caplog, monkeypatch):
+    file = tmp_path / "a.npz"
+    np.savez_compressed(file, **WHOLE, mine=np.zeros(1000))
+    packed = file.stat().st_size
+    unpacked = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
+    assert packed < unpacked
+    for most, fits in ((unpacked, True), (unpacked - 1, False)):
+        monkeypatch.setattr(predictions.opening, "GIGABYTE", most)
+        found = predictions.read_arrays(file, "scores", lambda arrays: None)
+        assert (found is not None) == fits
+    assert caplog.text.count("scores left out: more than 1 GB when unpacked") == 1
