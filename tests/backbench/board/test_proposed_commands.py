@@ -6,7 +6,7 @@ import pytest
 from support.records import a_result
 
 from backbench.board import commands
-from backbench.board.board import Measurement, fill
+from backbench.board.board import Column, Measurement, fill
 from backbench.requests import parsing
 
 A, B = "a" * 64, "b" * 64
@@ -144,3 +144,81 @@ def test_columns_of_one_command_are_measured_together():
     request = parsing.parse(command.split()[1:])
     assert sorted(request.datasets.split(",")) == ["dtd", "flowers"]
     assert commands.takes_several(first)
+
+
+def recorded(command, when, digest=A, name="a", **about):
+    row = a_row(digest, name, command, **about)
+    row.origin["recorded"] = when
+    return row
+
+
+def test_of_several_commands_the_one_recorded_last_is_proposed():
+    older = recorded(LINEAR.replace("ROOT7", "OLD"), 3.0)
+    newest = recorded(LINEAR.replace("ROOT7", "NEW"), 9.0, B, "b")
+    between = recorded(LINEAR, 5.0, "c" * 64, "c")
+    for rows in ((older, newest, between), (newest, between, older)):
+        assert proposed(*rows).data == Path("NEW")
+    # One that names no checkpoint measures nothing
+    without = "backbench detect --config-file x --data ROOT7 --out runs/y"
+    about = {"task": "faster_rcnn", "metric": "bbox_AP", "dataset": "cells"}
+    request = proposed(recorded(without, 5.0, protocol="x", **about))
+    assert (request.data, request.checkpoint) == (Path("ROOT"), Path("a.safetensors"))
+
+
+EVALUATE = (
+    "backbench evaluate ck/a.safetensors ck/c.safetensors linear --data {} --out runs"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "root"), [("here/mine", "here"), ("here/others", "here/others")]
+)
+def test_a_task_that_evaluate_measured_has_its_data_and_folder(data, root):
+    row = a_row(command=EVALUATE.format(data), dataset="mine")
+    request = proposed(row, seeds=2)
+    assert (request.data, request.datasets) == (Path(root), "mine")
+    assert request.out == Path("runs/seeds-linear")
+    assert request.checkpoints == (Path("ck/a.safetensors"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("c", "ck/c.safetensors"),
+        ("ck/c.safetensors", "ck/c.safetensors"),
+        # Nobody knows which, so it is the copy that `evaluate` keeps
+        ("mine", f"runs/checkpoint-{'a' * 12}.safetensors"),
+    ],
+)
+def test_a_model_of_evaluate_is_known_by_its_name_or_its_digest(name, file):
+    row = a_row(name=name, command=EVALUATE.format("x"))
+    assert proposed(row, seeds=2).checkpoints == (Path(file),)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        # Every pretraining's file has this name, so its folder tells it
+        ("lorac", "lorac.safetensors"),
+        ("run", "runs/run/backbone.safetensors"),
+        (".- under/x y", "under-x-y.safetensors"),
+        ("...", f"{'a' * 12}.safetensors"),
+    ],
+)
+def test_a_pretrainings_file_is_known_by_its_folder(name, file):
+    command = LINEAR.replace("ck/a.safetensors", "runs/run/backbone.safetensors")
+    assert proposed(a_row(name=name, command=command)).checkpoints == (Path(file),)
+
+
+@pytest.mark.parametrize(
+    ("task", "several"),
+    [("linear", True), ("knn", True), ("ood", True), ("finetune", False)],
+)
+def test_some_commands_measure_several_checkpoints(task, several):
+    assert commands.takes_several(Column(task, "x", "top1", "v1")) == several
+
+
+def test_a_detectors_folder_may_stand_anywhere_or_nowhere():
+    opts = ("A", "1", "OUTPUT_DIR", "runs/x", "B", "2")
+    assert commands._without_folder(opts) == ("A", "1", "B", "2")
+    assert commands._without_folder(opts[:2]) == ("A", "1")
