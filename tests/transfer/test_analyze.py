@@ -11,9 +11,10 @@ import torch
 from support.interruptions import terminate
 
 from backbench.cli import program
-from backbench.datasets import catalog, embedded
+from backbench.datasets import catalog, embedded, splits
 from backbench.images.preprocess import normalise
 from backbench.pretrain.methods import _heads
+from backbench.recipes import config
 from backbench.records import store
 from backbench.runs import seeding
 from backbench.transfer.analysis import analyze
@@ -205,7 +206,7 @@ def test_projector_and_trunk_never_share_a_panel(tmp_path, monkeypatch) -> None:
 
 
 def test_a_stopped_run_continues_to_the_same_numbers(
-    tiny_root, tmp_path, decoder, monkeypatch
+    tiny_root, tmp_path, decoder, monkeypatch, capsys
 ):
     # Pictures take most of the time.
     monkeypatch.setattr(analyze_pictures, "draw", lambda *_: [])
@@ -222,6 +223,45 @@ def test_a_stopped_run_continues_to_the_same_numbers(
     assert decoder.paths == whole, "each image once, in order"
     assert values(tmp_path / "cut") == values(tmp_path / "whole")
     assert not list((tmp_path / "cut").glob("state/*"))
+    rows_and_summary_tell_of(tmp_path / "whole", files[0], tiny_root, small)
+    # The folder is of these weights, these images and this seed
+    other = [save(tmp_path, 1, "other")]
+    for given, count, more, differs in (
+        (other, 18, (), "differs in checkpoints"),
+        (files, 17, (), "images, recipe"),
+        (files, 18, ("--seed", "1"), "seed"),
+    ):
+        by = recipe(tmp_path, count)
+        assert run(given, tiny_root, tmp_path / "whole", by, *more) == 2
+        said = capsys.readouterr().err
+        assert "another run's state" in said and differs in said
+
+
+def rows_and_summary_tell_of(out, file, root, small):
+    """Hold what stands beside the numbers of a run on one checkpoint and 18 digits."""
+    checkpoint = Checkpoint.load(file)
+    images = analyze.choose_images(catalog.load("digits", root).test, 18, 0)
+    rows, _ = store.read(out)
+    for row in rows:
+        about = row.provenance
+        assert about["recipe"] == config.to_dict(load_analysis(str(small), None))
+        assert about["manifest"] == splits.digest(images)
+        assert (about["images"], about["sample"]) == (18, 18)
+        assert about["space"] == "trunk, 512 dimensions"
+        assert (row.dataset, row.split, row.seed) == ("digits", "test", 0)
+    summary = json.loads((out / "analysis.json").read_text())
+    (space,) = summary.pop("spaces")
+    assert summary == {
+        "dataset": "digits",
+        "images": 18,
+        "augmentations": 6,
+        "training": [],
+    }
+    assert space["numbers"] == {row.metric: row.value for row in rows}
+    assert (space["name"], space["method"]) == ("plain", "random")
+    assert (space["checkpoint"], space["space"]) == (checkpoint.digest, "trunk")
+    assert space["dim"] == len(space["spectrum"]) == 512
+    assert set(space["histograms"]) == set(stats.PER_IMAGE)
 
 
 def test_the_projector_of_our_own_heads_is_rebuilt() -> None:
