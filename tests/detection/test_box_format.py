@@ -77,6 +77,28 @@ def test_one_in_a_hundred_may_fit_no_other_format():
     assert note.endswith("; perhaps boxes of images of another size")
 
 
+@pytest.mark.parametrize(
+    ("box", "formats"),
+    [
+        ((150, 60, 90, 70), "[centre x, centre y, width, height]"),
+        ((40, 120, 90, 180), "corners with y first, [y1, x1, y2, x2]"),
+        (
+            (10, 120, 50, 70),
+            "[y, x, height, width], or images whose width and height are exchanged",
+        ),
+        (
+            (110, 45, 150, 80),
+            "corners [x1, y1, x2, y2] or as [centre x, centre y, width, height]",
+        ),
+    ],
+)
+def test_every_format_that_fits_is_named(box, formats):
+    said = refused(box, box)
+    assert said.startswith(
+        f"2 of 2 boxes reach outside their image, but all fit as {formats}; first annotation 1: ["
+    )
+
+
 def test_thousandths_reach_from_0_to_1000():
     whole = (0, 0, 1000, 1000)
     assert "corners from 0 to 1000, thousandths" in refused(whole, (500, 250, 750, 500))
