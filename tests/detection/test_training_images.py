@@ -29,6 +29,7 @@ def test_a_side_is_one_of_the_sizes_or_lies_between_two():
     ranged = [between.draw(*place) for place in places]
     assert {size for size, _ in ranged} == {30, 31, 32, 33}
     assert not any(mirrored for _, mirrored in ranged)
+    assert ranged == [between.draw(*place) for place in places]
 
 
 @pytest.mark.parametrize("flip", ["horizontal", "none"])
