@@ -545,3 +545,100 @@ def test_a_folder_without_detectors_is_refused(tmp_path, capsys):
     (tmp_path / "runs").mkdir()
     assert main(["errors", str(tmp_path / "runs")]) == 2
     assert "measure one by `backbench detect`" in capsys.readouterr().err
+
+
+# ---- overlaps exactly at the limits
+
+
+def one_image(objects, found):
+    """Return the outcomes in one image of objects (class, box) or (class, box, crowd), and of
+    detections (class, score, box)."""
+    rows = []
+    for number, (category, box, *crowd) in enumerate(objects, 1):
+        about = {"id": number, "image_id": 1, "category_id": category}
+        rows.append(about | {"bbox": box, "area": 1, "iscrowd": int(any(crowd))})
+    truth = {
+        "images": [{"id": 1, "height": HEIGHT, "width": WIDTH}],
+        "categories": [{"id": c, "name": f"c{c}"} for c in (1, 2)],
+        "annotations": rows,
+    }
+    detections = [detection(1, c, score, box) for c, score, box in found]
+    return tide.of_rows(truth, detections, "bbox")
+
+
+WHOLE, HALF, TENTH = [0, 0, 10, 20], [0, 0, 10, 10], [0, 0, 10, 2]
+
+
+@pytest.mark.parametrize(
+    ("category", "box", "fault", "mended"),
+    [
+        (1, HALF, ap_errors.HIT, ap_errors.NO_CLASS),
+        (1, [0, 0, 10, 9.9], ap_errors.LOCATION, 0),
+        (1, TENTH, ap_errors.LOCATION, 0),
+        (1, [0, 0, 10, 1.9], ap_errors.BACKGROUND, ap_errors.NO_CLASS),
+        (2, HALF, ap_errors.CLASS, 0),
+        (2, [0, 0, 10, 9.9], ap_errors.BOTH, ap_errors.NO_CLASS),
+        (2, TENTH, ap_errors.BACKGROUND, ap_errors.NO_CLASS),
+        (2, [0, 0, 10, 2.1], ap_errors.BOTH, ap_errors.NO_CLASS),
+    ],
+)
+def test_a_half_finds_and_a_tenth_is_beside(category, box, fault, mended):
+    outcomes = one_image([(1, WHOLE)], [(category, 0.7, box)])
+    assert (list(outcomes.fault), list(outcomes.mended)) == ([fault], [mended])
+    assert list(outcomes.category) == [category - 1]
+    found = fault in (ap_errors.HIT, ap_errors.LOCATION, ap_errors.CLASS)
+    assert list(outcomes.object_missed) == [int(not found)]
+    assert list(outcomes.object_category) == [0]
+
+
+def test_a_second_find_of_a_half_is_a_fault_of_location():
+    found = [(1, 0.9, WHOLE), (1, 0.8, HALF), (1, 0.7, [0, 0, 10, 11])]
+    outcomes = one_image([(1, WHOLE)], found)
+    assert list(outcomes.fault) == [
+        ap_errors.HIT,
+        ap_errors.LOCATION,
+        ap_errors.DUPLICATE,
+    ]
+    assert set(outcomes.mended) == {ap_errors.NO_CLASS}
+
+
+def test_half_of_a_detection_in_a_crowd_of_its_class_is_ignored():
+    crowd = (1, [0, 0, 5, 20], True)
+    outcomes = one_image([crowd, (1, [60, 60, 9, 9])], [(1, 0.9, HALF), (2, 0.8, HALF)])
+    assert list(outcomes.fault) == [ap_errors.IGNORED, ap_errors.BACKGROUND]
+    assert list(outcomes.object_missed) == [1]
+    outcomes = one_image([crowd], [(1, 0.9, [0, 0, 10.1, 10])])
+    assert list(outcomes.fault) == [ap_errors.BACKGROUND]
+
+
+def test_of_equal_objects_the_last_is_found():
+    outcomes = one_image([(1, WHOLE), (1, WHOLE), (2, WHOLE)], [(1, 0.9, WHOLE)])
+    assert list(outcomes.object_missed) == [1, 0, 1]
+    assert list(outcomes.object_category) == [0, 0, 1]
+
+
+def test_the_hundred_surest_of_each_class_are_looked_at():
+    """As COCO does. The one that finds the object is the least sure of its class."""
+    others = [(1, 0.5 + n / 1000, [60, 60, 9, 9]) for n in range(99)]
+    sure = [(2, 0.1, WHOLE)]
+    outcomes = one_image([(1, WHOLE)], [(1, 0.2, WHOLE), *others, *sure])
+    assert len(outcomes.fault) == 101
+    assert (outcomes.fault == ap_errors.HIT).sum() == 1
+    outcomes = one_image(
+        [(1, WHOLE)], [(1, 0.2, WHOLE), *others, (1, 0.3, [60, 60, 9, 9]), *sure]
+    )
+    assert len(outcomes.fault) == 101
+    assert (outcomes.fault == ap_errors.CLASS).sum() == 1
+    assert not (outcomes.fault == ap_errors.HIT).any()
+
+
+def test_equal_scores_are_in_the_order_of_images():
+    truth, _ = scene(1)
+    truth["images"] = [{"id": n, "height": HEIGHT, "width": WIDTH} for n in (1, 2, 3)]
+    truth["annotations"] = []
+    rows = [
+        detection(n, 1, score, WHOLE) for n, score in ((3, 0.5), (2, 0.9), (1, 0.5))
+    ]
+    outcomes = tide.of_rows(truth, rows, "bbox")
+    assert list(outcomes.image) == [1, 0, 2]
+    assert outcomes.images == 3
