@@ -15,6 +15,7 @@ from backbench.detection import evaluate
 from backbench.detection.data import reading
 from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
 from backbench.errors import BadInput
+from backbench.stats.resampling import AP_COUNT
 
 TASKS = {"bbox": FASTER_RCNN, "segm": MASK_RCNN, "keypoints": KEYPOINT_RCNN}
 SIGMAS = [0.107, 0.05, 0.2, 0.107, 0.079]
@@ -280,3 +281,76 @@ def test_first_images_only(tmp_path):
 def test_unknown_dataset_is_named(tmp_path):
     with pytest.raises(BadInput, match=r"coco_2017_vla.*did you mean 'coco_2017_val'"):
         reading.find("coco_2017_vla", tmp_path)
+
+
+# ---- Smaller parts
+
+
+def test_draws_have_as_many_images_as_there_are():
+    weights = evaluate.drawn(7, "m")
+    assert weights.shape == (AP_COUNT, 7)
+    assert set(weights.sum(1).tolist()) == {7}
+    # Drawn with replacement, evenly
+    assert weights.max() > 2 and weights.min() == 0
+    assert (weights.mean(0) - 1).abs().max() < 0.2
+    assert not torch.equal(evaluate.drawn(7, "n"), weights)
+
+
+def test_aps_at_ten_overlaps_are_summarised_as_three_numbers():
+    aps = torch.arange(20, dtype=torch.float64).reshape(2, 10) / 100
+    found = evaluate.summarised(aps)
+    assert found["AP"].tolist() == pytest.approx([4.5, 14.5])
+    assert found["AP50"].tolist() == pytest.approx([0, 10])
+    assert found["AP75"].tolist() == pytest.approx([5, 15])
+
+
+def test_a_class_without_objects_has_no_ap(tmp_path, monkeypatch):
+    """Of three classes the file has objects of two, and one of these is never found."""
+    split, _ = make(tmp_path, FASTER_RCNN, images=4, empty=(1, 2, 3, 4))
+    data = json.loads(split.file.read_text())
+    boxes = [[10, 10, 40, 90], [60, 60, 120, 30]]
+    for number, (category, box) in enumerate(zip((2, 9), boxes, strict=True), 1):
+        row = {"id": number, "image_id": 3, "category_id": category, "bbox": box}
+        data["annotations"].append(row | {"area": box[2] * box[3], "iscrowd": 0})
+    split.file.write_text(json.dumps(data))
+    found = [{"image_id": 3, "category_id": 2, "bbox": boxes[0], "score": 0.5}]
+    # All images, the one with objects twice, and all others
+    draws = torch.tensor([[1.0, 1, 1, 1], [0, 0, 2, 0], [1, 1, 0, 1]]).double()
+    monkeypatch.setattr(evaluate, "drawn", lambda images, manifest: draws)
+    scores = evaluate.score(split, found, "bbox", [], manifest="m")
+    assert scores.per_category == {"c2": pytest.approx(100), "c5": None, "c9": 0}
+    assert scores.values["AP"] == pytest.approx(50)
+    assert scores.samples["AP"].tolist() == pytest.approx([50, 50, np.nan], nan_ok=True)
+
+
+def test_hotcocos_health_check_is_passed_on(tmp_path):
+    split, _ = make(tmp_path, FASTER_RCNN, images=3, empty=(1, 2, 3))
+    row = {"bbox": [10.0, 10.0, 40.0, 30.0], "category_id": 1, "iscrowd": 0}
+    for record in split.records:
+        record["annotations"] = [dict(row)]
+    assert evaluate.health(split) == []
+    split.records[2]["annotations"].append(dict(row))
+    (note,) = evaluate.health(split)
+    assert note.startswith("hotcoco's health check: ")
+    assert "duplicate" in note.casefold()
+
+
+def test_a_rehearsal_takes_one_object_of_each_of_the_first_images(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(evaluate, "REHEARSED", 3)
+    split, _ = make(tmp_path, FASTER_RCNN, images=5)
+    tried = []
+    real = evaluate.matched
+
+    def matched(truth, rows, kind, sigmas):
+        tried.append([row["image_id"] for row in rows])
+        return real(truth, rows, kind, sigmas)
+
+    monkeypatch.setattr(evaluate, "matched", matched)
+    evaluate.rehearse(split, "bbox", [])
+    assert tried == [[1, 2, 3]] * 2
+    for record in split.records:
+        record["annotations"] = []
+    evaluate.rehearse(split, "bbox", [])
+    assert len(tried) == 2
