@@ -272,6 +272,34 @@ def test_outlines_overlap_by_their_masks():
         assert kept_errors.count(kept, f"segm_{error}") == times
 
 
+@pytest.mark.parametrize("form", ["polygons", "plain", "compressed"])
+def test_outlines_may_be_written_in_three_forms(form):
+    """Of two parts, at the right edge of an image that is wider than high."""
+    parts = [[90, 10, 118, 10, 118, 40, 90, 40], [90, 60, 118, 60, 118, 95, 90, 95]]
+    pixels = np.zeros((HEIGHT, WIDTH), np.uint8)
+    pixels[10:40, 90:118] = pixels[60:95, 90:118] = 1
+    code = mask.encode(np.asfortranarray(pixels))
+    flat = pixels.T.reshape(-1)
+    edges = np.flatnonzero(np.diff(flat)) + 1
+    plain = {
+        "size": [HEIGHT, WIDTH],
+        "counts": np.diff([0, *edges, flat.size]).tolist(),
+    }
+    outline = {"polygons": parts, "plain": plain, "compressed": code}[form]
+    about = {"image_id": 1, "category_id": 1, "bbox": [90.0, 10.0, 28.0, 85.0]}
+    truth = {
+        "images": [{"id": 1, "height": HEIGHT, "width": WIDTH}],
+        "categories": [{"id": 1, "name": "c"}],
+        "annotations": [
+            about | {"id": 1, "area": 1820, "iscrowd": 0, "segmentation": outline}
+        ],
+    }
+    upper = mask.frPyObjects(parts[:1], HEIGHT, WIDTH)[0]
+    for found, fault in ((code, ap_errors.HIT), (upper, ap_errors.LOCATION)):
+        row = about | {"score": 0.5, "segmentation": found}
+        assert list(tide.of_rows(truth, [row], "segm").fault) == [fault]
+
+
 # ---- rows
 
 
