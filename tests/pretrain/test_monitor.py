@@ -218,8 +218,16 @@ def test_the_spread_of_features_by_hand():
     assert found["effective_rank"] == pytest.approx(math.exp(entropy))
     wide[3, 5] = torch.nan
     found = monitor.feature_statistics(wide)
-    assert len(found) == 2 and all(math.isnan(value) for value in found.values())
-    # Twice the mean's length is no spread
+    assert found.keys() == {"feature_std", "effective_rank"}
+    assert all(math.isnan(value) for value in found.values())
+    # However near they are
+    angle = 1e-4
+    near = torch.tensor([[1.0, 0]] * 4, dtype=torch.float64)
+    near[:2, 1], near[2:, 1] = math.tan(angle), -math.tan(angle)
+    assert monitor.feature_statistics(near) == {
+        "feature_std": pytest.approx(math.sin(angle) / 2 * math.sqrt(2)),
+        "effective_rank": pytest.approx(1),
+    }
     equal = monitor.feature_statistics(torch.ones(4, 3))
     assert equal == {"feature_std": 0, "effective_rank": pytest.approx(1)}
 
@@ -299,7 +307,9 @@ def coloured(colours, labels, classes=("r", "g")):
 
 
 def scorer(found, size=16):
-    return monitor.KnnScore(found, ViewsConfig(crops=(Crops(size=size),)), CPU)
+    """The first view's size is the images'."""
+    crops = (Crops(size=size, count=1), Crops(size=8, count=1))
+    return monitor.KnnScore(found, ViewsConfig(crops=crops), CPU)
 
 
 def test_every_second_labelled_image_is_classified_by_the_others():
@@ -325,6 +335,7 @@ def test_four_images_of_two_classes_are_the_least():
     assert scorer(coloured(colours, [0, 0, 1, 1]))(backbone) == 100
     assert scorer(coloured(colours, [0, 0, 1, -1]))(backbone) is None
     assert scorer(coloured(colours, [0] * 4, classes=("r",)))(backbone) is None
+    assert scorer(coloured(colours, [-1] * 4))(backbone) is None
 
 
 def test_images_that_cannot_be_read_are_left_out(monkeypatch):
