@@ -80,6 +80,84 @@ def test_lars_is_larc(fused, lr, trust, clip, vectors):
             torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["loop", "fused"])
+def test_lars_without_adaptation_is_torchs_sgd(fused):
+    """A group without any gradient is passed over, and so is a tensor without one."""
+    module, other = network(), network()
+    settings = {"weight_decay": 1e-2, "adapt": False}
+    groups = [
+        {"params": [module[0].weight, module[0].bias], **settings},
+        {"params": [p for layer in module[1:] for p in layer.parameters()], **settings},
+    ]
+    optimizer = optim.LARS(groups, 0.3, momentum=0.8, fused=fused)
+    theirs = torch.optim.SGD(other.parameters(), 0.3, momentum=0.8, weight_decay=1e-2)
+    for step in range(3):
+        for each in (module, other):
+            gradients(each, step)
+            each[0].weight.grad = each[0].bias.grad = each[4].bias.grad = None
+        optimizer.step()
+        theirs.step()
+    for have, want in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
+    assert torch.equal(module[0].weight, network()[0].weight)
+    assert not torch.equal(module[4].weight, network()[4].weight)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["loop", "fused"])
+def test_lars_at_rest_fills_its_buffer_at_the_limit_of_its_rate(fused):
+    """In a warm-up from 0: nothing moves, and the layer's rate is at most the rate."""
+    p = nn.Parameter(torch.tensor([3.0, 4.0]))
+    p.grad = torch.tensor([0.5, 0.25])
+    group = {"params": [p], "weight_decay": 0.1, "adapt": True}
+    optimizer = optim.LARS([group], 0.0, clip=True, trust=0.02, fused=fused)
+    optimizer.step()
+    assert p.tolist() == [3, 4]
+    buffer = optimizer.state[p]["momentum_buffer"]
+    torch.testing.assert_close(buffer, torch.tensor([0.8, 0.65]))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sgd", torch.optim.SGD),
+        ("adam", torch.optim.Adam),
+        ("adamw", torch.optim.AdamW),
+    ],
+)
+def test_torchs_optimisers_have_the_recipes_settings(name, kind):
+    given = Optim(
+        name=name, lr=0.2, momentum=0.7, betas=(0.8, 0.95), reference_batch=256
+    )
+    for precision, fused in (("fp32", True), ("fp16", False)):
+        config = tiny_pretraining.config(
+            optim=given, batch_size=512, precision=precision
+        )
+        optimizer = optim.of_recipe(config, network())
+        assert type(optimizer) is kind
+        (group,) = optimizer.param_groups
+        assert group["lr"] == pytest.approx(0.4)
+        assert group["fused"] is fused
+        if name == "sgd":
+            assert group["momentum"] == 0.7
+        else:
+            assert group["betas"] == (0.8, 0.95)
+
+
+def test_lars_has_the_recipes_settings():
+    given = Optim(name="lars", lr=0.2, momentum=0.7, trust=0.02, clip=True)
+    optimizer = optim.of_recipe(tiny_pretraining.config(optim=given), network())
+    assert type(optimizer) is optim.LARS
+    (group,) = optimizer.param_groups
+    named = {key: group[key] for key in ("lr", "momentum", "trust", "clip", "adapt")}
+    assert named == {
+        "lr": 0.2,
+        "momentum": 0.7,
+        "trust": 0.02,
+        "clip": True,
+        "adapt": True,
+    }
+
+
 def test_parameter_groups_split_vectors_only_when_they_differ():
     module = network()
     frozen = module[4].weight.requires_grad_(False)
@@ -168,6 +246,17 @@ def test_biases_alone_are_trained_where_the_peak_is_zero():
             {0: 1, 119: 1, 120: 0.1, 160: 0.01},
         ),
         ({"schedule": "constant"}, {0: 1.0, 199: 1.0}),
+        # Behind the end the rate stays, and a warm-up may take the whole run
+        ({"final_lr": 0.01}, {200: 0.01, 260: 0.01}),
+        ({"warmup_epochs": 20}, {50: 0.25, 199: 0.995, 200: 1.0}),
+        (
+            {"schedule": "cosine_epoch", "warmup_epochs": 2},
+            {9: 0.0, 10: 0.5, 19: 0.5, 20: 1.0},
+        ),
+        (
+            {"schedule": "step", "milestones": (0.5, 12), "gamma": 0.2},
+            {4: 1, 5: 0.2, 120: 0.04},
+        ),
     ],
 )
 def test_the_course_of_the_rates(settings, expected):
