@@ -1,6 +1,7 @@
 """A step's input depends on recipe and data alone, not on workers, ranks or restarts."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision.transforms.functional import resized_crop, to_tensor
 
 from backbench.datasets import catalog
+from backbench.errors import BadInput
 from backbench.images.augmentations import draw
 from backbench.images.crops import Crops
 from backbench.images.image_list import ArrayList, ImageList
@@ -270,3 +272,97 @@ def test_arrays_and_shards_are_loaded_alike_by_any_number_of_workers(root, found
         for workers in (1, 2):
             (other,) = batches(images, recipe(), last=1, workers=workers)
             assert same(alone, other)
+
+
+def listed(count, damaged=()):
+    """Images in memory, of which those in `damaged` cannot be read."""
+
+    @dataclass(frozen=True)
+    class Some(ArrayList):
+        def array(self, index):
+            if index in damaged:
+                raise BadInput(f"{index} is corrupt")
+            return super().array(index)
+
+    pixels = np.zeros((count, 32, 32, 3), np.uint8)
+    pixels[:] = np.arange(count, dtype=np.uint8)[:, None, None, None]
+    names = tuple(map(str, range(count)))
+    labels = tuple(i % 2 for i in range(count))
+    return Some(Path("here"), names, labels, ("x", "y"), pixels)
+
+
+def test_the_next_readable_image_stands_for_a_corrupt_one_also_at_the_end():
+    config = recipe(data=Data(dataset="shapes", skip_corrupt=True))
+    about = {"cache_bytes": 0, "device_colour": False}
+    some = data.ViewBatches(listed(6, {0, 1, 5}), config, **about)
+    batch = some.__getitems__([(0, 4), (0, 5), (0, 3)])
+    assert batch.index.tolist() == [4, 2, 3]
+    assert batch.labels.tolist() == [0, 0, 1]
+    assert batch.skipped == ("5 is corrupt", "0 is corrupt", "1 is corrupt")
+    none = data.ViewBatches(listed(2, {0, 1}), config, **about)
+    batch = none.__getitems__([(0, 1)])
+    assert batch.error == "here: not one readable image"
+    assert (batch.views, len(batch.index)) == ((), 0)
+    strict = data.ViewBatches(listed(6, {0}), recipe(), **about)
+    assert strict.__getitems__([(0, 1), (0, 0)]).error == (
+        "0 is corrupt; remove it, or leave such images out with data.skip_corrupt=true"
+    )
+
+
+def test_a_share_that_is_held_out_is_the_same_for_all_runs():
+    found = listed(10)
+    assert data.to_train_on(found, 0.0) is found
+    kept = [int(name) for name in data.to_train_on(found, 0.25).paths]
+    # A half goes to the even number: 2 of 10
+    assert len(kept) == 8 and kept == sorted(set(kept))
+    fewer = [int(name) for name in data.to_train_on(found, 0.5).paths]
+    assert len(fewer) == 5 and set(fewer) < set(kept)
+    assert list(data.to_train_on(found, 0.25).paths) == list(map(str, kept))
+
+
+def test_the_fingerprint_sees_the_pixels_of_every_sixteenth_part():
+    """Of 40 images every second; of fewer than 16 all."""
+    for count, looked_at in ((40, range(0, 40, 2)), (9, range(9))):
+        found = listed(count)
+        before = data.dataset_fingerprint(found)
+        assert len(before) == 12
+        for index in range(count):
+            pixels = found.array(index).copy()
+            found.pixels[index, 0, 0] += 100
+            changed = data.dataset_fingerprint(found) != before
+            assert changed is (index in looked_at)
+            found.pixels[index] = pixels
+        assert data.dataset_fingerprint(found) == before
+    assert data.dataset_fingerprint(listed(40, {0})) != data.dataset_fingerprint(
+        listed(40)
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "share"), [(0, data.CACHE_BYTES), (1, data.CACHE_BYTES), (4, 128 << 20)]
+)
+def test_workers_share_the_memory_and_a_gpu_does_the_colours(
+    monkeypatch, workers, share
+):
+    def started(dataset, order, **more):
+        return dataset, list(order), more
+
+    monkeypatch.setattr(data.loading, "started", started)
+    for on_gpu in (False, True):
+        for pipeline in ("fast", "reference"):
+            config = recipe(views=ViewsConfig(crops=CROPS, pipeline=pipeline))
+            dataset, order, more = data.loader(
+                listed(21),
+                config,
+                first=1,
+                last=3,
+                workers=workers,
+                rank=1,
+                ranks=2,
+                on_gpu=on_gpu,
+            )
+            assert dataset.cache_left == share
+            assert dataset.device_colour is (on_gpu and pipeline == "fast")
+            assert more == {"workers": workers, "pin": on_gpu}
+            whole = data.batch_order(21, config, first=1, last=3)
+            assert order == [batch[4:] for batch in whole]

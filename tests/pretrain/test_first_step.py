@@ -67,6 +67,12 @@ def after(change):
     return Changed
 
 
+class UnusedBias(Good):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.ones(2))
+
+
 class Unused(Good):
     def __init__(self):
         super().__init__()
@@ -105,6 +111,14 @@ def keep_in_layer(method):
     method.backbone[1].last = {"rows": [method.queue.clone()]}
 
 
+def keep_in_set(method):
+    method.kept = ({method.queue}, {method.queue.clone()})
+
+
+def say(method):
+    method.said = "more"
+
+
 def count(method):
     method.size += 1
 
@@ -120,6 +134,9 @@ BROKEN = {
     "detached": (terms(detached), "'loss' has no gradient"),
     "attached": (terms(attached), "'norm' is only logged"),
     "unused": (Unused, "no gradient reaches unused.weight and 1 more"),
+    "unused alone": (UnusedBias, "no gradient reaches unused, and several processes"),
+    "in a set": (after(keep_in_set), "attribute kept holds a tensor"),
+    "a new word": (after(say), "attribute said has changed to 'more' in a step"),
     "keys": (after(keep_keys), "attribute keys holds a tensor"),
     "in a layer": (after(keep_in_layer), "attribute backbone.1.last holds a tensor"),
     "counts": (after(count), "attribute size has changed to 7"),
@@ -198,6 +215,21 @@ def test_a_loss_that_differs_between_ranks_is_told(monkeypatch):
         Failed, match=r"loss differs between ranks .*distributed.mean_over_ranks"
     ):
         train(Good(), steps=1)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_losses_of_ranks_may_differ_by_rounding(monkeypatch, sign):
+    """Of losses below 0, too."""
+    loss = {"loss": torch.tensor(sign * 2.0, requires_grad=True)}
+
+    def apart(share):
+        both = torch.tensor([1.0, 1.0 - share], dtype=torch.float64)
+        monkeypatch.setattr(distributed, "gather_without_gradient", lambda x: x * both)
+        return FirstStep(Good(), "test")
+
+    assert apart(0.9e-5).terms(loss) is loss
+    with pytest.raises(Failed, match=r"differs between ranks \(\[-?2\.0, -?1\.99"):
+        apart(1.1e-5).terms(loss)
 
 
 def own_loss(method, batch, right):
