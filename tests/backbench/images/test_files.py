@@ -13,12 +13,15 @@ from torchvision import datasets
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.images import file_names
 from backbench.images.decoding import decode, decode_array
+from backbench.images.folder_walk import refuse_broken_links, subfolders
 from backbench.images.image_list import (
     ArrayList,
     ImageList,
     Joined,
     Names,
+    ignored,
     scan_folder,
 )
 
@@ -247,3 +250,82 @@ def test_stl10_with_its_unlabelled_part(tmp_path):
     (folder / "train_y.bin").write_bytes(b"\1")
     with pytest.raises(BadInput, match="3 images of uint8 but 1 labels"):
         catalog.open_split(tmp_path, "stl10", "train")
+
+
+@pytest.mark.parametrize(
+    ("path", "image", "hidden"),
+    [
+        ("a/b.JPEG", True, False),
+        ("a/b.Webp", True, False),
+        ("a/b.jpg.txt", False, False),
+        ("a/png", False, False),
+        ("a/._1.png", False, True),
+        (".png", False, True),
+        (".ipynb_checkpoints/1.png", True, True),
+        ("a/@eaDir/1.png", True, True),
+        ("lost+found/1.png", True, True),
+        ("./../a/1.png", True, False),
+    ],
+)
+def test_names_say_what_counts(path, image, hidden):
+    assert file_names.is_image(path) == image
+    assert file_names.passed_over(path) == hidden
+
+
+def test_a_name_may_have_characters_of_no_width_but_no_tabs():
+    assert file_names.unusable_in("\ufeffa\u200db\u00ad/c\u200e.jpg") is None
+    assert file_names.unusable_in("a\u200d\tb") == r"'\t'"
+
+
+def test_missing_images_are_counted(folder):
+    images = scan_folder(folder)
+    (folder / "a/sub/3.png").unlink()
+    (folder / "b/2.png").unlink()
+    stamps = images.stamps()
+    assert next(stamps).size == (folder / "a/1.png").stat().st_size
+    with pytest.raises(BadInput) as refused:
+        list(stamps)
+    file = folder / "a/sub/3.png"
+    assert str(refused.value) == f"{file} is missing (2 of 4 images are)"
+
+
+def test_several_missing_classes_may_be_a_subset(folder):
+    with pytest.raises(BadInput) as refused:
+        scan_folder(folder, classes=["a", "d", "c"])
+    assert str(refused.value) == (
+        f"{folder}: 2 of 3 class folders are missing, 'd' first; is {folder} a subset? Under a"
+        " name of its own it is a class folder like any other"
+    )
+    with pytest.raises(BadInput) as refused:
+        scan_folder(folder, classes=["a", "c"])
+    missing = f"{folder}: 1 of 2 class folders are missing, 'c' first"
+    assert str(refused.value) == missing
+
+
+def test_files_that_are_passed_over_are_listed(folder, tmp_path):
+    for name in ("beside.txt", "beside.png", ".hidden", "b/z/deep.csv"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "linked.md").touch()
+    (folder / "b" / "link").symlink_to(tmp_path / "away")
+    wanted = ["a/note.txt", "b/link/linked.md", "b/z/deep.csv"]
+    assert ignored(folder) == [*wanted, "beside.png", "beside.txt"]
+    # Images without class folders are unlabelled ones, and count
+    (tmp_path / "bare").mkdir()
+    for name in ("2.png", "1.jpg", "note.txt"):
+        (tmp_path / "bare" / name).touch()
+    assert ignored(tmp_path / "bare") == ["note.txt"]
+    bare = scan_folder(tmp_path / "bare")
+    assert (bare.paths, bare.labels, bare.classes) == (("1.jpg", "2.png"), (-1, -1), ())
+
+
+def test_folders_are_listed_by_name_also_behind_links(tmp_path):
+    for name in ("b", "a", ".hidden", "@eaDir"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "c.png").touch()
+    (tmp_path / "z").symlink_to("a")
+    (tmp_path / "loop").symlink_to("loop")
+    assert subfolders(tmp_path) == ["a", "b", "z"]
+    with pytest.raises(BadInput, match="loop: is a link to loop, which is not there"):
+        refuse_broken_links(tmp_path)

@@ -12,10 +12,14 @@ from torchvision.transforms import ColorJitter, RandomResizedCrop, v2
 from torchvision.transforms import functional as F
 
 from backbench.images.augmentations import (
+    BRIGHTNESS,
+    CONTRAST,
     HUE,
+    SATURATION,
     Crops,
     DeviceColour,
     apply_colour,
+    colour_matrix,
     crop_box,
     draw,
     render_fast,
@@ -318,3 +322,91 @@ def test_views_are_finished_on_the_device(changes):
 def test_impossible_crops_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Crops(**change)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"count": 1, "size": 1},
+        {"count": 10_000, "size": 4096},
+        {"size": 16, "blur_kernel": 31},
+        {"size": 16, "blur_kernel": 1},
+        {"flip": 0, "jitter_p": 1, "gray_p": 0, "blur_p": 1, "solarize_p": 1},
+        {"scale": (0.5, 0.5), "ratio": (1.0, 1.0)},
+        {"jitter": (0, 0, 0, 0.5)},
+        {"blur_sigma": (0.0, 0.0)},
+    ],
+)
+def test_crops_at_their_limits_are_made(limits):
+    crops = Crops(**limits)
+    assert {name: getattr(crops, name) for name in limits} == limits
+
+
+@pytest.mark.parametrize(
+    "beyond",
+    [
+        {"count": 0},
+        {"count": 10_001},
+        {"size": 4097},
+        {"size": 16, "blur_kernel": 0},
+        {"size": 16, "blur_kernel": -1},
+        {"solarize_p": 1.01},
+        {"jitter_p": 1.01},
+        {"gray_p": -0.01},
+        {"scale": (0.0, 1.0)},
+        {"ratio": (0.0, 1.0)},
+        {"ratio": (1.5, 1.2)},
+        {"jitter": (0.4, 0.4, 0.4, 0.51)},
+        {"blur_sigma": (-0.1, 2.0)},
+    ],
+)
+def test_crops_just_beyond_their_limits_are_refused(beyond):
+    with pytest.raises(ValueError, match=r"must be|at most|is a probability"):
+        Crops(**beyond)
+
+
+def test_what_has_no_strength_is_not_drawn():
+    crops = Crops(jitter=(0, 0.4, 0, 0.1), jitter_p=1)
+    for seed in range(20):
+        view = draw(generator(seed), 50, 60, crops)
+        assert {op for op, _ in view.jitter} == {1, HUE}
+
+
+def test_a_factor_is_never_negative():
+    crops = Crops(jitter=(3.0, 0, 0, 0), jitter_p=1)
+    factors = [draw(generator(n), 50, 60, crops).jitter[0][1] for n in range(200)]
+    assert 0 <= min(factors) < 0.1
+    assert 3.9 < max(factors) <= 4
+
+
+def test_the_next_view_does_not_depend_on_what_this_one_decided():
+    every = Crops(jitter_p=1, gray_p=1, blur_p=1, solarize_p=1, flip=1)
+    following = []
+    for crops in (PLAIN, every, replace(every, jitter=(0, 0, 0, 0))):
+        one = generator(5)
+        draw(one, 90, 120, crops)
+        following.append(draw(one, 90, 120, every))
+    assert following[0] == following[1] == following[2]
+
+
+def test_a_third_of_a_turn_moves_the_primary_colours():
+    view = draw(generator(0), 48, 48, PLAIN)
+    matrix = colour_matrix(replace(view, jitter=((HUE, 1 / 3),)), (10.0, 20.0, 30.0))
+    red, green, blue = np.eye(3)
+    np.testing.assert_allclose(matrix[:, :3] @ red, green, atol=1e-12)
+    np.testing.assert_allclose(matrix[:, :3] @ green, blue, atol=1e-12)
+    np.testing.assert_allclose(matrix[:, 3], 0, atol=1e-12)
+
+
+def test_operations_are_applied_one_to_the_others_result():
+    """Contrast 3 around the luma that brightness 2 has left; then saturation 0, which is luma."""
+    view = draw(generator(0), 48, 48, PLAIN)
+    mean = np.array([10.0, 20.0, 60.0])
+    pixel = np.array([30.0, 50.0, 20.0])
+    steps = ((BRIGHTNESS, 2.0), (CONTRAST, 3.0), (SATURATION, 0.0))
+    matrix = colour_matrix(replace(view, jitter=steps), mean)
+    luma = np.array([0.299, 0.587, 0.114])
+    bright = 2 * pixel - 0.5
+    contrast = 3 * bright - 2 * (luma @ (2 * mean - 0.5)) - 0.5
+    wanted = luma @ contrast - 0.5
+    np.testing.assert_allclose(matrix[:, :3] @ pixel + matrix[:, 3], [wanted] * 3)
