@@ -3,7 +3,15 @@
 import pytest
 import yaml
 
-from backbench.launch.grid import evaluations, read_grid
+from backbench.errors import BadInput
+from backbench.launch.grid import (
+    Evaluation,
+    Grid,
+    Sweep,
+    evaluations,
+    read_grid,
+    sweeps,
+)
 from backbench.recipes import config
 
 
@@ -38,6 +46,15 @@ from backbench.recipes import config
             "checkpoints: [DATA]",
             "no run.json; a folder must be a run of `backbench pretrain`",
         ),
+        ("evaluate: [3]", "evaluate[0] is 3; a name (imagenet, table2, table3, table4"),
+        (
+            "evaluate: [{verb: linear, datasets: [d], args: [--seed, SEED], seeds: [1]}]",
+            "seeds stand in `seeds` or in args (SEED), not in both",
+        ),
+        (
+            "evaluate: [{verb: linear, datasets: [d], args: [SEED], again: 1}]",
+            "seeds stand in `seeds` or in args (SEED), not in both",
+        ),
         ("checkpoints: []", "names neither checkpoints nor recipes"),
         ("recipes: [mocov2]", "no recipe 'mocov2'"),
         (
@@ -71,3 +88,106 @@ def test_shipped_grids_read(lab):
     for path in sorted((config.configs_dir() / "grids").glob("*.yaml")):
         grid = read_grid(path, [f"lists={lab.data}"])
         assert evaluations(grid, str(path)) or grid.recipes, path
+
+
+def test_named_tables_and_datasets_are_written_out_once():
+    grid = Grid(
+        name="x",
+        evaluate=(
+            "imagenet",
+            {"verb": "linear", "datasets": "aircraft", "protocol": "lorac", "seeds": 3},
+            {"verb": "linear", "datasets": ["dtd", "all"], "protocol": "lorac"},
+            "imagenet",
+            {"verb": "finetune", "datasets": ["b", "a"], "pretrained_on": ["x"]},
+        ),
+        pack=7,
+        again=3,
+    )
+    found = evaluations(grid, "x.yaml")
+    own, knn, aircraft, *twelve, b, a = found
+    assert own == Evaluation(
+        verb="linear", datasets=("imagenet",), protocol="own", pack=7, again=3
+    )
+    assert knn == Evaluation(
+        verb="linear", datasets=("imagenet",), protocol="knn", pack=7
+    )
+    assert (aircraft.datasets, aircraft.seeds) == (("aircraft",), (3,))
+    assert len({one.datasets for one in twelve}) == len(twelve) == 12
+    assert all((one.pack, one.again, one.seeds) == (1, 0, (0,)) for one in twelve)
+    assert (b.datasets, a.datasets) == (("b",), ("a",))
+    assert b.pretrained_on == ("x",)
+
+
+def test_tables_three_and_four_have_the_grids_words(tmp_path):
+    for percent in (1, 10):
+        (tmp_path / f"{percent}percent.txt").touch()
+    grid = Grid(
+        name="x",
+        evaluate=("table3", "table4"),
+        lists=str(tmp_path),
+        engine="torchvision",
+        again=3,
+    )
+    one, ten, *detection = evaluations(grid, "x.yaml")
+    assert one == Evaluation(verb="semisup", percent=1, lists=str(tmp_path), again=3)
+    assert (ten.percent, ten.lists) == (10, str(tmp_path))
+    assert {(each.verb, each.engine, each.again) for each in detection} == {
+        ("detect", "torchvision", 3)
+    }
+    assert len({each.config for each in detection}) == len(detection)
+    (tmp_path / "1percent.txt").unlink()
+    with pytest.raises(BadInput, match=f"semisup: {tmp_path}/1percent.txt: no such"):
+        evaluations(grid, "x.yaml")
+
+
+def test_a_sweep_has_its_own_words_or_the_grids():
+    entries = ("simclr", {"recipe": "moco", "seeds": [7], "fast": False})
+    found = list(sweeps(Grid(name="x", recipes=entries, seeds=(1, 2), fast=True), "x"))
+    assert [(one.recipe, one.seeds, one.fast) for one in found] == [
+        ("simclr", (1, 2), True),
+        ("moco", (7,), False),
+    ]
+
+
+def test_a_sweep_combines_each_value_with_each():
+    sweep = Sweep(
+        recipe="simclr",
+        vary={"optim.lr": [0.1, 0.2], "batch": {16: {"a": 1, "b": 2}, 32: {"a": 3}}},
+        expected=("row:{lr:g}:{batch}", "row"),
+    )
+    points = list(sweep.points())
+    assert [point.changes for point in points] == [
+        {"optim.lr": 0.1, "a": 1, "b": 2},
+        {"optim.lr": 0.1, "a": 3},
+        {"optim.lr": 0.2, "a": 1, "b": 2},
+        {"optim.lr": 0.2, "a": 3},
+    ]
+    assert points[1].labels == {"lr": 0.1, "batch": 32}
+    assert points[1].in_folder == {"lr": 0.1}
+    assert sweep.expected_rows(points[1]) == ["row:0.1:32", "row"]
+    assert Sweep(recipe="simclr").expected_rows(points[0]) == []
+    (alone,) = Sweep(recipe="simclr").points()
+    assert (alone.changes, alone.labels, alone.in_folder) == ({}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("row:{rate}", "'rate'; in braces may stand lr, batch"),
+        ("row:{0}", "in braces may stand lr, batch"),
+        ("row:{lr:d}", "in braces may stand lr, batch"),
+        ("row:{lr.x}", "in braces may stand lr, batch"),
+        ("row:{", "in braces may stand lr, batch"),
+    ],
+)
+def test_an_expected_row_that_names_no_label_is_said(template, says):
+    vary = {"optim.lr": [0.1], "batch": {16: {}}}
+    sweep = Sweep(recipe="simclr", vary=vary, expected=("row", template))
+    (point,) = sweep.points()
+    with pytest.raises(BadInput) as refused:
+        sweep.expected_rows(point)
+    assert f"expected '{template}': " in str(refused.value)
+    assert says in str(refused.value)
+    bare = Sweep(recipe="simclr", expected=(template,))
+    with pytest.raises(BadInput, match="in braces may stand nothing here"):
+        bare.expected_rows(*bare.points())
