@@ -177,3 +177,101 @@ def test_a_wrong_file_is_named_with_what_to_write(folder, text, says):
 
 def test_what_is_no_folder_of_voc_is_none(folder):
     assert voc_xml.find(folder({"cat/a.png": ""})) is None
+
+
+def test_whole_rows_of_two_parts(folder):
+    """Corners are counted from 1, the last one included; ids go on within a part."""
+    files = named("a", "b", "c")
+    files["Annotations/a.xml"] = a_file(
+        an_object("dog", (1, 2, 4, 4)), an_object("cat", (5, 3, 5, 3))
+    )
+    files["Annotations/b.xml"] = a_file(an_object(" ant ", (1.5, 1, 3, 2.5)))
+    files["Annotations/c.xml"] = a_file(width="12", height=" 7.0 ")
+    files |= {LIST.format("train"): "a\nb", LIST.format("val"): "c"}
+    train, val = read(folder(files))
+    images = ("JPEGImages/a.png", "JPEGImages/b.png", "JPEGImages/c.png")
+    wanted = [
+        (1, images[0], 3, [0, 1, 4, 3], 12),
+        (2, images[0], 2, [4, 2, 1, 1], 1),
+        (3, images[1], 1, [0.5, 0, 2.5, 2.5], 6.25),
+    ]
+    keys = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
+    assert train["annotations"] == [dict(zip(keys, (*row, 0))) for row in wanted]
+    assert train["categories"] == [
+        {"id": n, "name": name} for n, name in enumerate(("ant", "cat", "dog"), 1)
+    ]
+    assert val["annotations"] == []
+    about = {"id": images[2], "file_name": images[2], "width": 12, "height": 7}
+    assert val["images"] == [about]
+
+
+def test_numbers_at_their_limits(folder):
+    box = (-999_999, -999_999, 999_999, 999_999)
+    text = a_file(an_object("cat", box), width=999_999, height=1)
+    (content,) = read(folder({**named("a"), "Annotations/a.xml": text}))
+    (row,) = content["annotations"]
+    assert row["bbox"] == [-1_000_000, -1_000_000, 1_999_999, 1_999_999]
+    assert content["images"][0]["width"] == 999_999
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            a_file(an_object(), width=1_000_000),
+            "<width> is '1000000'; write the image's",
+        ),
+        (
+            a_file(an_object(), height=0.5),
+            "<height> is '0.5'; write the image's height",
+        ),
+        (
+            a_file(an_object(), an_object("dog", xmax=1_000_000)),
+            "a.xml: object 2 (dog): <xmax> is '1000000'; write pixels",
+        ),
+        (
+            a_file(an_object("dog", ymin=-1_000_000)),
+            "object 1 (dog): <ymin> is '-1000000'; write pixels",
+        ),
+        (
+            a_file(an_object(box=(4, 1, 3, 3))),
+            "object 1 (cat): xmax 3 lies before xmin 4; exchange the two",
+        ),
+        (
+            a_file(an_object(box=(1, 3, 4, 2.5))),
+            "object 1 (cat): ymax 2.5 lies before ymin 3; exchange the two",
+        ),
+        (
+            "<boxes></boxes>",
+            "a.xml: begins with <boxes>; VOC's begin with <annotation>",
+        ),
+        (
+            "<annotation><size><width>3</width></size></annotation>",
+            "a.xml: has no <size><height>; write the image's height in pixels",
+        ),
+    ],
+)
+def test_numbers_beyond_them_are_named(folder, text, says):
+    base = folder({**named("a"), "Annotations/a.xml": text})
+    with pytest.raises(BadInput) as error:
+        read(base)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("places", "wanted"),
+    [
+        (["train/a", "train/b", "valid/c"], {"train": "ab", "val": "c"}),
+        (["a", "b"], {"": "ab"}),
+    ],
+)
+def test_files_may_lie_beside_their_images(folder, places, wanted):
+    files = {}
+    for place in places:
+        files |= {f"{place}.png": "", f"{place}.xml": a_file(an_object())}
+    base = folder(files | {"other/x.png": ""})
+    stems = {
+        split: "".join(name.split("/")[-1][0] for name in names)
+        for split, names in parts_of(base).items()
+    }
+    assert stems == wanted

@@ -364,6 +364,94 @@ def test_outlines_cannot_be_made_of_boxes(folder, files, says):
     assert says in str(error.value)
 
 
+def test_an_outline_of_any_turn_has_its_area(folder):
+    """An L of 3/4 of the image, one way round and the other; both in one file."""
+    corners = [(0, 0), (1, 0), (1, 0.5), (0.5, 0.5), (0.5, 1), (0, 1)]
+    lines = []
+    for each in (corners, corners[::-1]):
+        lines.append("0 " + " ".join(f"{x} {y}" for x, y in each))
+    (first, second) = read(folder({**DATA, "labels/a.txt": "\n".join(lines)}))[
+        "annotations"
+    ]
+    assert first["area"] == second["area"] == 0.75 * 8 * 4
+    assert first["bbox"] == second["bbox"] == [0, 0, 8, 4]
+    assert first["segmentation"] == [[0, 0, 8, 0, 8, 2, 4, 2, 4, 4, 0, 4]]
+
+
+def test_coordinates_at_their_limits(folder):
+    edge = "0 -0.001 -0.001 1.001 -0.001 1.001 1.001"
+    (row,) = read(folder({**DATA, "labels/a.txt": edge}))["annotations"]
+    assert row["bbox"] == pytest.approx([-0.008, -0.004, 8.016, 4.008])
+    for word in ("-0.0011", "1.0011"):
+        line = f"0 0 0 1 0 1 {word}"
+        with pytest.raises(
+            BadInput, match=rf"'{word}' is no share of the image's side"
+        ):
+            read(folder({**DATA, "labels/a.txt": line}))
+
+
+def test_rows_of_several_images_go_on_counting(folder):
+    files = {**DATA, "data.yaml": "names: {3: cat, 5: dog}\ntrain: images\n"}
+    files |= {"images/b.png": "", "labels/a.txt": f"3{BOX[1:]}\n\n5{BOX[1:]}"}
+    content = read(folder(files | {"labels/b.txt": f"\n5{BOX[1:]}"}))
+    rows = [
+        (row["id"], row["image_id"], row["category_id"])
+        for row in content["annotations"]
+    ]
+    assert rows == [
+        (1, "images/a.png", 3),
+        (2, "images/a.png", 5),
+        (3, "images/b.png", 5),
+    ]
+    assert content["categories"] == [{"id": 3, "name": "cat"}, {"id": 5, "name": "dog"}]
+    base = folder({"labels/b.txt": f"5{BOX[1:]}\n4{BOX[1:]}"})
+    with pytest.raises(BadInput) as error:
+        read(base)
+    assert str(error.value) == (
+        f"{base / 'labels' / 'b.txt'}: line 2: class 4 is none of the 2 named, 3 to 5; name it in"
+        " data.yaml (or classes.txt), or correct the line"
+    )
+
+
+def test_half_of_the_images_must_have_labels(folder):
+    base = folder({**DATA, "images/b.png": ""})
+    assert pictures(base) == {
+        "train": [("images/a.png", "a.txt"), ("images/b.png", None)]
+    }
+
+
+def test_a_thousand_keypoints_are_read(folder):
+    about = "names: [cat]\ntrain: images\nkpt_shape: [1000, 2]\n"
+    line = BOX + " 0.5 0.25" * 1000
+    (row,) = read(folder({**PLAIN, "data.yaml": about, "labels/a.txt": line}))[
+        "annotations"
+    ]
+    assert row["keypoints"] == [4.0, 1.0, 2] * 1000
+
+
+MAYBE = f"{BOX} 0.5 0.5 1 0 0 0"  # a box with two keypoints, or an outline
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [MAYBE] * 2,
+        [MAYBE, MAYBE, f"{BOX} 0.5 0.5 1 0 0 0.5"],
+        [MAYBE, MAYBE, f"{MAYBE} 0.1 0.1 1 0.2 0.2 0"],
+    ],
+)
+def test_few_or_unlike_lines_are_outlines(folder, lines):
+    base = folder({**DATA, "labels/a.txt": "\n".join(lines)})
+    assert len(read(base)["annotations"]) == len(lines)
+
+
+def test_a_keypoints_name_is_printable(folder):
+    said = 'kpt_shape: [2, 3]\nkpt_names: [a, "b\\u0007"]'
+    base = folder(yaml(f"names: [cat]\ntrain: images\n{said}\n"))
+    with pytest.raises(BadInput, match=r"kpt_names: a name holds '\\x07'; take it out"):
+        yolo_text.find(base)
+
+
 # What a folder holds instead
 
 
