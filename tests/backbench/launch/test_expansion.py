@@ -6,7 +6,7 @@ import re
 import pytest
 
 from backbench.errors import BadInput
-from backbench.launch.expansion import Expansion
+from backbench.launch.expansion import Expansion, folder_name
 from backbench.launch.grid import TABLE2, read_grid
 from backbench.launch.job import command_kind
 from backbench.recipes import config
@@ -277,3 +277,85 @@ def test_points_of_a_sweep(lab):
         assert "=" not in job.name
         found.add((batch, temperature, recipe["seed"]))
     assert len(found) == 8
+
+
+def test_an_evaluation_may_be_of_some_pretrainings_only(lab):
+    recipes = [
+        {"recipe": "demo_random", "overrides": [f"data.dataset={name}"]}
+        for name in ("cifar10", "stl10", "imagenet")
+    ]
+    evaluate = lab.linear("d1", pretrained_on=["stl10", "imagenet"])
+    evaluate += lab.linear("own", seeds=[3])
+    jobs = jobs_of(lab, lab.grid(recipes=recipes, evaluate=evaluate))
+    cifar, stl, imagenet, *probes = jobs
+    found = [
+        (job.needs, value_of("--datasets", job), value_of("--seed", job))
+        for job in probes[2:]
+    ]
+    assert [job.needs for job in probes[:2]] == [(stl.name,), (imagenet.name,)]
+    assert {value_of("--datasets", job) for job in probes[:2]} == {"d1"}
+    assert found == [
+        ((cifar.name,), "cifar10", "3"),
+        ((stl.name,), "stl10", "3"),
+        ((imagenet.name,), "imagenet", "3"),
+    ]
+
+
+def test_nobody_knows_what_a_foreign_file_was_pretrained_on(lab):
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("own"))
+    with pytest.raises(BadInput) as refused:
+        expand(lab, grid)
+    file = lab.root / "ck" / "a.safetensors"
+    assert str(refused.value) == (
+        f"grid: nobody knows what {file} was pretrained on; name the dataset in place of 'own'"
+    )
+    # Where only some are measured, nobody needs to know
+    some = lab.linear("own", pretrained_on=["cifar10"])
+    assert (
+        jobs_of(lab, lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=some)) == []
+    )
+
+
+def test_a_grid_says_where_its_data_are(lab):
+    evaluate = lab.linear("d1")
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate, data=None)
+    with pytest.raises(
+        BadInput, match=r"^grid: no data folder; add `data: ROOT` to it or"
+    ):
+        expand(lab, grid)
+    with pytest.raises(
+        BadInput, match=rf"^grid: data folder {lab.root / 'x'} is not there;"
+    ):
+        expand(lab, grid, data=lab.root / "x")
+    # The command line's wins
+    (lab.root / "other").mkdir()
+    for one in (grid, lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate)):
+        (job,) = jobs_of(lab, one, data=lab.root / "other")
+        assert value_of("--data", job) == str(lab.root / "other")
+
+
+def test_a_jobs_kind_has_what_tells_it_from_others(lab):
+    (lab.data / "1percent.txt").touch()
+    evaluate = [
+        {"verb": "detect", "config": "mask_rcnn_own", "engine": "torchvision"},
+        {"verb": "detect", "datasets": ["cells"]},
+        {"verb": "semisup", "percent": 1, "lists": str(lab.data)},
+        {"verb": "analyze", "datasets": ["d1"]},
+    ]
+    jobs = jobs_of(lab, lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate))
+    assert [job.like for job in jobs] == [
+        "detect-mask_rcnn_own-torchvision",
+        "detect-cells",
+        "semisup-1",
+        "analyze-d1",
+    ]
+    for job in jobs:
+        (cell,) = job.cells
+        assert cell == job.name
+        assert job.name.split("/")[1].startswith(f"{job.like}-s0-")
+
+
+def test_names_are_made_of_letters_that_every_file_system_has():
+    assert folder_name("a b/c:ü.+d-") == "a-b-c-ü.+d"
+    assert folder_name("///") == "x"
+    assert folder_name(".x.") == "x"
