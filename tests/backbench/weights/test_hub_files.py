@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import constants, file_download
 
 from backbench.cli import program
-from backbench.errors import BadInput
+from backbench.errors import BadInput, Failed
 from backbench.weights import hub_files
 from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
@@ -103,6 +103,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     files: dict[str, bytes]
     asked: list[str]
+    refusal = ""  # with which it answers everything
 
     def log_message(self, *_):
         pass
@@ -118,9 +119,10 @@ class Hub(http.server.BaseHTTPRequestHandler):
         _, _, file = rest.partition("/")
         self.asked.append(file)
         content = self.files.get(file)
-        if repository != "north/far" or content is None:
+        if repository != "north/far" or content is None or self.refusal:
             self.send_response(404)
             code = "EntryNotFound" if repository == "north/far" else "RepoNotFound"
+            code = self.refusal or code
             self.send_header("X-Error-Code", code)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -173,3 +175,77 @@ def test_what_the_hub_has_not_is_said(hub, tmp_path, capsys):
     assert "the repository has no other.bin" in capsys.readouterr().err
     assert program.main(["import", "hf:north/none", *words]) == 2
     assert "no such repository, or it is private" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("refusal", "says"),
+    [
+        (
+            "GatedRepo",
+            "its owner must let you in; ask on its page, then type `hf auth login`",
+        ),
+        ("RevisionNotFound", "the repository has no such revision"),
+        (
+            "RepoNotFound",
+            "the Hub has no such repository, or it is private (`hf auth login`)",
+        ),
+    ],
+)
+def test_a_refusal_of_the_hubs_is_said_with_what_to_do(hub, monkeypatch, refusal, says):
+    monkeypatch.setattr(Hub, "refusal", refusal)
+    with pytest.raises(BadInput) as refused:
+        hub_files.download("hf:north/far@v2:model.safetensors")
+    assert str(refused.value) == f"hf:north/far@v2:model.safetensors: {says}"
+
+
+def test_a_hub_that_cannot_be_reached_is_no_bad_input(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name in ("hf:north/far", "hf:north/far:config.json"):
+        with pytest.raises(Failed) as failed:
+            hub_files.download(name)
+        assert str(failed.value).startswith(f"{name}: the Hub cannot be reached (")
+        assert "\n" not in str(failed.value)
+    assert hub.asked == []
+
+
+def test_of_several_names_of_weights_the_first_that_is_there_is_fetched(hub):
+    hub.files = {
+        "pytorch_model.bin": b"second",
+        "open_clip_model.safetensors": b"first",
+        "open_clip_config.json": b"{}",
+    }
+    found = hub_files.download("hf:north/far")
+    assert found.path.read_bytes() == b"first"
+    assert found.name == "north/far"
+    assert found.source == f"north/far@{COMMIT}:open_clip_model.safetensors"
+    assert (found.path.parent / "open_clip_config.json").is_file()
+    assert "pytorch_model.bin" not in hub.asked
+    # A file in a folder has its configuration beside it
+    hub.files = {"runs/last.bin": b"last", "runs/config.json": b"{}"}
+    found = hub_files.download("hf:north/far:runs/last.bin")
+    assert (found.name, found.path.name) == ("north/far:runs/last.bin", "last.bin")
+    assert (found.path.parent / "config.json").is_file()
+    hub.files = {}
+    with pytest.raises(BadInput) as refused:
+        hub_files.download("hf:north/far")
+    assert str(refused.value) == (
+        "hf:north/far: the repository has no model.safetensors or open_clip_model.safetensors or"
+        " open_clip_pytorch_model.bin or pytorch_model.bin; name its file, as in"
+        " hf:north/far:FILE"
+    )
+
+
+def test_a_part_of_a_name_has_at_most_96_characters():
+    longest = f"{'a' * 96}/{'b' * 96}"
+    name = hub_files.parse(f"hf:{longest}@{'r' * 200}:{'f' * 200}")
+    assert name == (longest, "r" * 200, "f" * 200)
+    for wrong in (
+        f"a{longest}",
+        f"{longest}b",
+        f"{longest}@{'r' * 201}",
+        f"{longest}:",
+    ):
+        with pytest.raises(
+            BadInput, match="expected hf:ORG/REPO, hf:ORG/REPO@REVISION"
+        ):
+            hub_files.parse(f"hf:{wrong}")
