@@ -243,6 +243,9 @@ RESTS_ON = {
     "ARB: probe on CIFAR": lambda r: "arb_cifar" in str(r.get("probe")),
     "ARB: released commands": lambda r: r["method"]["name"] == "arb",
     "ARB: probe on ImageNet": lambda r: "imagenet_arb" in str(r.get("probe")),
+    "Barlow Twins: over GPUs": lambda r: (
+        r["method"]["name"] == "barlow_twins" and "imagenet" in r["data"]["dataset"]
+    ),
     "solo-learn: W-MSE": lambda r: r["method"]["name"] == "w_mse",
     "CLLR: probe": lambda r: "cllr" in str(r.get("probe")),
     "CLLR: batch norm": lambda r: (
