@@ -75,5 +75,5 @@ def _precisions(
     eleven = np.zeros(draws)
     for tenth in range(11):
         first = (10 * hits < tenth * images[:, None]).sum(1)
-        eleven += best[np.arange(draws), np.minimum(first, best.shape[1] - 1)]
+        eleven += best[np.arange(draws), first]
     return {"map": area, "map11": eleven / 11, "images": images}
