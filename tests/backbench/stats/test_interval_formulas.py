@@ -101,6 +101,11 @@ def test_the_interval_of_draws_adds_half_an_error_as_hard_as_those_seen():
     variance, df = confidence.draws_and_images(x, weight, by_image)
     expected = confidence.of_share(x.mean(), variance, 50, df)
     assert confidence.of_draws(hits) == pytest.approx(expected)
+    # Where nothing was wrong, an error would be one of every draw
+    right = np.ones((3, 50), bool)
+    variance, df = confidence.draws_and_images(1.0 * right, weight, 0.5 / 50**2)
+    expected = confidence.of_share(1.0, variance, 50, df)
+    assert confidence.of_draws(right) == pytest.approx(expected)
     # Of one draw it is that of its hits; of class means, the effective number of images counts
     label = np.repeat([0, 1], [40, 10])
     assert confidence.of_draws(hits[:1], label) == confidence.of_hits(hits[0], label)

@@ -99,3 +99,33 @@ def test_a_draw_is_the_list_with_images_as_often_as_drawn(seed):
         )
         for name in label_ranking.METRICS:
             np.testing.assert_allclose(drawn[name][draw], whole[name][0], atol=1e-12)
+
+
+@pytest.mark.parametrize("at_once", [4_000_000, 30, 1])
+def test_a_draw_of_images_is_scored_as_their_list_written_out(monkeypatch, at_once):
+    """In blocks of all draws, of some, and of one; the third class is in few draws."""
+    monkeypatch.setattr(label_ranking, "_AT_ONCE", at_once)
+    rng = np.random.default_rng(3)
+    score = np.round(rng.normal(size=(9, 3)), 1)
+    present = rng.random((9, 3)) < 0.5
+    present[:, 2] = np.arange(9) == 4
+    scored = rng.random((9, 3)) < 0.8
+    scored[4, 2] = True
+    counts = np.stack(
+        [np.bincount(rng.integers(0, 9, 9), minlength=9) for _ in range(7)]
+    )
+    counts[3] = 0
+    found = label_ranking.mean_precisions(score, present, scored, counts)
+    for draw, count in enumerate(counts):
+        images = np.repeat(np.arange(9), count)
+        both = []
+        for label in range(3):
+            kept = images[scored[images, label]]
+            if present[kept, label].any():
+                both.append(loop_precisions(score[kept, label], present[kept, label]))
+        for name, values in zip(
+            label_ranking.METRICS, np.transpose(both) if both else [[], []]
+        ):
+            mean = np.mean(values) if both else np.nan
+            assert found[name][draw] == pytest.approx(mean, nan_ok=True)
+    assert np.isnan(found["map"]).sum() == 1

@@ -113,3 +113,33 @@ def test_each_class_has_its_own_factor_to_new_images():
     fewest, factor = left_out._class_sizes(kept, None)
     assert fewest == 6
     np.testing.assert_allclose(factor, np.full(7, 1.2))
+
+
+def test_hits_are_moved_by_the_mean_of_their_class():
+    hits = np.array([[1.0, 0, 1, 1, 0], [1.0, 1, 0, 1, 0]])
+    weight = np.array([0.1, 0.3, 0.1, 0.25, 0.25])
+    classes = np.array([4, 4, 4, 9, 9])
+    found = left_out._from_mean(hits, weight, classes)
+    for row, moved in zip(hits, found):
+        for label in (4, 9):
+            of = classes == label
+            mean = (weight[of] * row[of]).sum() / weight[of].sum()
+            np.testing.assert_allclose(moved[of], row[of] - mean)
+    whole = left_out._from_mean(hits, weight, None)
+    np.testing.assert_allclose(whole, hits - hits @ weight[:, None])
+    # Images that are left out move nothing, and divide by nothing
+    none = left_out._from_mean(hits, np.array([0, 0, 0, 0.5, 0.5]), classes)
+    np.testing.assert_allclose(none[:, :3], hits[:, :3])
+
+
+def test_an_image_of_the_rarer_kind_is_of_it_in_some_draws_only():
+    # Right in all draws, in half of them, and in none: three of four hits are right
+    hits = np.array([[1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 0, 1, 1]], bool)
+    wrong = [0.5, 0.5, 0.5]
+    assert left_out._largest(hits) == pytest.approx(np.mean(np.square(wrong)))
+    # Of misses the hits are the rarer kind
+    assert left_out._largest(~hits) == pytest.approx(np.mean(np.square(wrong)))
+    uneven = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]], bool)
+    assert left_out._largest(uneven) == pytest.approx((1 + (1 / 3) ** 2) / 2)
+    assert left_out._largest(hits[:1]) == 1
+    assert left_out._largest(np.ones((2, 3), bool)) == 1

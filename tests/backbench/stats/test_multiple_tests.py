@@ -72,6 +72,15 @@ def test_tests_leave_one_after_another_until_none_is_told_apart():
     assert sign_flips(fewer, np.array([8, 6]), 6).tolist() == [True, True]
 
 
+def test_a_sum_of_fewer_units_weighs_by_the_root_of_their_number():
+    """Six of six units say more than seven of eight, though both sums are 6."""
+    most = np.array([1, 1, 1, 1, 1, 1, -1, 1], np.float32)
+    six = np.array([1, 1, 1, 1, 1, 1, 0, 0], np.float32)
+    found = sign_flips(np.stack([most, six], 1), np.array([8, 6]), 6)
+    # 4 of 128 outcomes are as large as six of six, 9 as seven of eight
+    assert found.tolist() == [False, True]
+
+
 def test_tests_in_parts_are_the_tests_together(monkeypatch):
     rng = np.random.default_rng(1)
     differences = rng.normal(np.linspace(0, 3, 7), 1, (9, 7)).astype(np.float32)

@@ -17,6 +17,7 @@ from backbench.stats.ap_errors import (
     LOCATION,
     NO_CLASS,
     Outcomes,
+    costs,
 )
 from backbench.stats.ap_errors import IGNORED as IN_CROWD
 from backbench.verify import verification
@@ -367,6 +368,16 @@ def test_costs_of_errors_follow_from_kept_verdicts(tmp_path):
     # All that class 1 lacks is its missed object, which is no longer counted
     missed = dataclasses.replace(row, metric="bbox_missed", value=0.0)
     assert verdict(tmp_path, missed) == FROM_KEPT
+
+
+def test_the_ap50_is_of_the_classes_that_a_draw_has():
+    # One of three objects: the recalls up to a third are read off at it
+    one = outcomes(category=np.zeros(3, int), object_category=np.zeros(3, int))
+    assert ap_errors.ap50(one) == pytest.approx(100 * 34 / 101)
+    # Of the first two images alone class 0 has one of two; of the last one, class 1 has none
+    draws = np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0]])
+    found = costs(outcomes(), draws)["location"]
+    assert found == pytest.approx([100 * 50 / 101, 0, np.nan], nan_ok=True)
 
 
 @pytest.mark.parametrize(
