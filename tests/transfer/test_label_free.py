@@ -395,3 +395,141 @@ def test_features_of_rank_r_have_r_live_directions(rank: int) -> None:
     views = fs.ViewStatistics(32, 64)
     views.add(x[:64].view(2, 32, 64))
     assert views.mean("nuclear_norm")[0] <= math.sqrt(32 * min(rank, 32)) + 1e-9
+
+
+# The edges of the statistics
+
+
+def test_a_histogram_counts_what_lies_beyond_its_range_at_its_ends() -> None:
+    histogram = fs.Histogram(1.0, 3.0)
+    width = 2.0 / fs.BINS
+    values = [0.0, 1.0, 1.0 + 1.5 * width, 3.0 - 0.5 * width, 3.0, 9.0]
+    histogram.add(torch.tensor(values, dtype=torch.float64))
+    expected = torch.zeros(fs.BINS, dtype=torch.int64)
+    expected[0], expected[1], expected[-1] = 2, 1, 3
+    assert torch.equal(histogram.counts, expected)
+    assert math.isnan(histogram.overlap(fs.Histogram(1.0, 3.0)))
+    assert math.isnan(fs.Histogram(1.0, 3.0).overlap(histogram))
+    half = fs.Histogram(1.0, 3.0)
+    half.add(torch.tensor([1.0, 2.0]))
+    assert histogram.overlap(half) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "merged"),
+    [
+        (103, 1099, 4),
+        (0, 1999, 10),
+        (7, 7, 1),
+        (10, 408, 1),
+        (10, 409, 2),
+        (11, 411, 2),
+    ],
+)
+def test_the_occupied_part_of_a_histogram_becomes_about_200_bars(
+    first: int, last: int, merged: int
+) -> None:
+    histogram = fs.Histogram(1.0, 5.0)
+    histogram.counts[first] = 3
+    histogram.counts[last] += 2
+    shown = histogram.to_json()
+    width = 4.0 / fs.BINS
+    assert shown["width"] == pytest.approx(merged * width)
+    # Its bars are whole from the start of the range on
+    begin = first // merged
+    assert shown["low"] == pytest.approx(1.0 + begin * merged * width)
+    bars = [0] * (last // merged - begin + 1)
+    bars[0] += 3
+    bars[-1] += 2
+    assert shown["counts"] == bars
+
+
+def test_an_empty_histogram_is_the_whole_range() -> None:
+    shown = fs.Histogram(0.0, 2.0).to_json(bars=4)
+    assert shown == {"low": 0.0, "width": pytest.approx(0.5), "counts": [0] * 4}
+
+
+def test_what_is_no_number_is_none() -> None:
+    found = [fs.finite(value) for value in (1.5, 0.0, math.nan, math.inf, None)]
+    assert found == [1.5, 0.0, None, None, None]
+    rows = fs.unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    torch.testing.assert_close(rows, torch.tensor([[0.6, 0.8], [0, 0]]).double())
+
+
+def test_too_few_views_have_no_mean_or_no_interval() -> None:
+    views = fs.ViewStatistics(3, 4)
+    value, ci95 = views.mean("alignment")
+    assert math.isnan(value) and ci95 is None
+    views.add(torch.eye(3, 4)[None])
+    # Three views at right angles
+    value, ci95 = views.mean("alignment")
+    assert value == pytest.approx(2.0) and ci95 is None
+    assert views.mean("nuclear_norm")[0] == pytest.approx(3.0)
+    views.add(torch.eye(3, 4)[None])
+    _, ci95 = views.mean("alignment")
+    assert ci95 == pytest.approx((2.0, 2.0))
+
+
+def spread(*deviations: float) -> fs.Moments:
+    """The moments of features that vary independently by such deviations, about 3."""
+    moments = fs.Moments(len(deviations))
+    both = torch.cat([torch.eye(len(deviations)), -torch.eye(len(deviations))]).double()
+    moments.add(3.0 + both * torch.tensor(deviations, dtype=torch.float64))
+    return moments
+
+
+def test_half_of_the_possible_directions_are_no_collapse() -> None:
+    assert fs.collapse(spread(1, 1, 0, 0)) == fs.Collapse(2, 4, fs.FULL)
+    assert fs.collapse(spread(1, 1, 0, 0, 0)) == fs.Collapse(2, 5, fs.DIMENSIONAL)
+    # A direction lives above a hundred-thousandth of the largest variance
+    found = fs.collapse(spread(1, 0.0032, 0.0031, 0))
+    assert (found.live, found.kind) == (2, fs.FULL)
+    nothing = fs.Moments(3)
+    nothing.add(torch.zeros(7, 3))
+    assert fs.collapse(nothing) == fs.Collapse(0, 3, fs.COMPLETE)
+    # What hardly differs beside what all images share
+    assert fs.collapse(spread(0.003, 0.003)).kind == fs.COMPLETE
+    assert fs.collapse(spread(0.01, 0.01)).kind == fs.FULL
+    two = fs.Moments(5)
+    two.add(torch.randn(2, 5, generator=torch.Generator().manual_seed(0)))
+    assert fs.collapse(two) == fs.Collapse(1, 1, fs.FULL)
+
+
+def test_the_rank_of_equal_values_is_their_number() -> None:
+    assert fs.entropy_rank(torch.tensor([2.0, 2.0, 0.0, 2.0])) == pytest.approx(3)
+    assert math.isnan(fs.entropy_rank(torch.zeros(3)))
+    assert math.isnan(fs.entropy_rank(torch.tensor([math.nan, 1.0])))
+
+
+def test_pairs_that_there_are_not_have_no_distance() -> None:
+    one = fs.pairs(torch.ones(1, 3), torch.tensor([0]))
+    unlabelled = fs.pairs(torch.eye(3), torch.tensor([-1, -1, -1]))
+    for found in (one, unlabelled):
+        assert math.isnan(found.within_mean) and math.isnan(found.between_mean)
+        assert math.isnan(found.overlap)
+    assert math.isnan(one.uniformity)
+    # All pairs count for uniformity, whoever they are: at a squared distance of 2
+    assert unlabelled.uniformity == pytest.approx(-4.0)
+    apart = fs.pairs(torch.eye(3), torch.tensor([0, 1, 2]))
+    assert math.isnan(apart.within_mean)
+    assert apart.between_mean == pytest.approx(math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    ("dim", "dims"), [(1, [1]), (2, [2]), (3, [2, 3]), (4, [2, 4]), (9, [2, 4, 8, 9])]
+)
+def test_dimensions_of_the_contrast_double(dim: int, dims: list[int]) -> None:
+    x = torch.randn(5, dim, generator=torch.Generator().manual_seed(0))
+    assert fs.min_max(x, torch.arange(dim))["dims"] == dims
+
+
+def test_an_anchor_with_a_copy_has_no_contrast() -> None:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    x[3] = 2 * x[0]  # the same direction
+    found = fs.min_max(x, torch.arange(4), chunk=2)["contrast"][-1]
+    rows = _rows(x)
+    contrast = []
+    for a in (1, 2, 4, 5):
+        distances = [math.dist(rows[a], row) for b, row in enumerate(rows) if b != a]
+        contrast.append((max(distances) - min(distances)) / min(distances))
+    assert found == pytest.approx(np.mean(contrast))
