@@ -32,6 +32,7 @@ from backbench.images.preprocess import (
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 from backbench.transfer.features import cache as feature_cache
+from backbench.transfer.features import extractor as extraction
 from backbench.transfer.features.cache import FeatureCache, describe
 from backbench.transfer.features.extractor import FeatureRows
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
@@ -517,3 +518,44 @@ def test_one_image_and_equal_images_are_no_collapse(tmp_path, cache):
     one = scan_folder(tmp_path / "one").subset([0])
     (rows,) = extractor(cache, checkpoint(0))(one)
     assert len(rows) == 1
+
+
+# Where a killed extraction goes on, and how its rows are cut
+
+
+@pytest.mark.parametrize("case", [(1, 2), (2, 2), (3, 10), (20, 10)])
+def test_a_killed_extraction_goes_on_at_the_last_batches_that_were_saved(
+    images, cache, decoder, monkeypatch, case
+):
+    """Ten images in batches of four; it is killed at the ninth, with eight behind it."""
+    every, again = case
+    monkeypatch.setattr(extraction, "SAVE_EVERY", every)
+    decoder.at[9] = kill
+    with pytest.raises(Killed):
+        extractor(cache, checkpoint())(images)
+    decoder.paths.clear()
+    found = extractor(cache, checkpoint())(images)[0]
+    assert len(decoder.paths) == again
+    assert torch.equal(found, fresh(images, cache.folder.parent))
+
+
+def test_entries_that_are_there_are_named_and_the_missing_are_computed_alone(
+    images, cache, decoder
+):
+    """Of three trunks the second one's features are there."""
+    points = [checkpoint(seed) for seed in range(3)]
+    (second,) = extractor(cache, points[1])(images)
+    decoder.paths.clear()
+    made = extractor(cache, *points)
+    passed = []
+    for trunk in made.trunks:
+        trunk.module.register_forward_pre_hook(
+            lambda _, given, mark=trunk.digest: passed.append(mark)
+        )
+    found = made(images)
+    assert len(decoder.paths) == 10
+    assert set(passed) == {points[0].digest, points[2].digest}
+    assert torch.equal(found[1], second)
+    for rows, point in zip(found, points):
+        alone = FeatureCache(cache.folder.parent / point.digest[:6], 10**8)
+        torch.testing.assert_close(rows, extractor(alone, point)(images)[0])
