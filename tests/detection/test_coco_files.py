@@ -401,3 +401,95 @@ def test_boxes_of_another_format_are_refused(rows, says):
 def test_what_may_be_right_but_seldom_is_is_noted(rows, note):
     notes = checked(*rows, *[GOOD] * (100 - len(rows)))
     assert any(each.startswith(note) for each in notes), notes
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    "id", ["a" * 200, 2**599 - 1, 0, -5], ids=["text", "number", "zero", "negative"]
+)
+def test_an_id_may_be_as_long_as_a_line(parse, id):
+    (row,) = parse(a_file(an_object(id))).records[1]["annotations"]
+    assert row["bbox"] == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize(
+    "id", [2**599, "a\nb", None, [1]], ids=["number", "lines", "null", "list"]
+)
+def test_an_id_that_is_no_short_line_is_refused(parse, id):
+    content = a_file(an_object())
+    content["annotations"][0]["id"] = id
+    with pytest.raises(BadInput, match="'annotations' number 1: id "):
+        parse(content)
+
+
+def test_of_many_outlines_some_are_compared_with_their_boxes(parse, monkeypatch):
+    """Of five and at most some two, the first and the fourth."""
+    monkeypatch.setattr(coco, "SAMPLED", 2)
+    moved = [20, 30, 30, 40]
+
+    whole = [an_object(n) for n in range(1, 6)]
+
+    def changed(*astray):
+        rows = [dict(row) for row in whole]
+        for number in astray:
+            rows[number - 1]["bbox"] = moved
+        return a_file(*rows)
+
+    assert parse(changed(2, 3, 5), MASK_RCNN).notes == ()
+    assert parse(changed(1), MASK_RCNN).notes == ()
+    with pytest.raises(
+        BadInput, match=r"^2 of 2 outlines leave their box; COCO's boxes"
+    ):
+        parse(changed(1, 4), MASK_RCNN)
+
+
+def test_a_half_or_a_tenth_of_outlines_may_leave_their_box(parse):
+    def notes(astray, count):
+        boxes = [[20, 30, 30, 40]] * astray + [[10, 20, 30, 40]] * (count - astray)
+        rows = [an_object(n, bbox=box) for n, box in enumerate(boxes, 1)]
+        return parse(a_file(*rows), MASK_RCNN).notes
+
+    (note,) = notes(2, 4)
+    assert note == (
+        "2 of 4 outlines leave their box; COCO's boxes are [x, y, width, height] in pixels"
+    )
+    assert notes(2, 20)[0].startswith("2 of 20 outlines leave")
+    assert notes(2, 21) == ()
+    assert notes(1, 2) == ()
+
+
+def test_three_classes_are_named_where_keypoints_need_one(parse):
+    classes = [{"id": n, "name": f"c{n}"} for n in (4, 3, 2, 1)]
+    with pytest.raises(BadInput) as error:
+        parse(a_file(an_object(), categories=classes), KEYPOINT_RCNN)
+    assert str(error.value) == (
+        "keypoints need one category with a 'keypoints' list; this has 4 (c1, c2, c3)"
+    )
+    classes[0]["name"] = "c2"
+    with pytest.raises(BadInput, match=r"^two categories have the name 'c2'$"):
+        parse(a_file(an_object(), categories=classes))
+
+
+def test_all_notes_of_a_file_come_together(parse):
+    """Of two objects neither has an area, one no box and one no valid outline."""
+    line = [10.0, 20.0, 40.0, 60.0]
+    objects = [
+        an_object(1, bbox=None, area=None),
+        an_object(2, area=0, segmentation=[line]),
+    ]
+    split = parse(a_file(*objects), MASK_RCNN)
+    assert split.notes == (
+        "1 of 2 boxes are missing: computed from outlines",
+        "2 of 2 areas are missing or 0: computed from the outline, or else the box",
+        "1 objects without a valid outline left out of the training; scoring misses them",
+    )
+    assert split.objects == 2
+    with pytest.raises(BadInput) as error:
+        parse(a_file(objects[0], an_object(2, bbox=None, segmentation=None)), MASK_RCNN)
+    said = "'annotations' number 2 has no 'bbox', and no outline to compute it from"
+    assert str(error.value) == said
+    with pytest.raises(BadInput) as error:
+        parse(a_file(objects[0], an_object(2, segmentation=None)), MASK_RCNN)
+    assert str(error.value) == "'annotations' number 2 has no 'segmentation'"
