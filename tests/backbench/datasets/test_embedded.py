@@ -1,10 +1,20 @@
 """The demo's scenes: their files fit together."""
 
+import hashlib
 import json
+from collections import Counter
+from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
+
+from backbench.datasets import embedded
+from backbench.records import store
+
+RECORDS = Path(__file__).parents[3] / "docs" / "demo" / "records"
 
 
 @pytest.fixture
@@ -81,3 +91,143 @@ def test_digits_are_dealt_out_once(tiny_root):
     )
     assert set(few) <= set(more) <= train
     assert {name.split("/")[0] for name in few} == set("0123456789")
+
+
+def test_a_drawing_is_scikit_learns_at_32_pixels(tiny_root):
+    bunch = load_digits()
+    for file in tiny_root.glob("digits/*/*/*.png"):
+        index = int(file.stem)
+        assert str(bunch.target[index]) == file.parent.name
+        levels = np.rint(bunch.images[index] * 255 / 16).astype(np.uint8)
+        wanted = Image.fromarray(levels).resize((32, 32), Image.Resampling.BICUBIC)
+        for channel in Image.open(file).split():
+            assert np.array_equal(np.asarray(channel), np.asarray(wanted))
+
+
+def test_the_whole_demos_digits_are_dealt_out_as_on_record():
+    """Whoever makes them has the lists of the records that are shipped."""
+    records, problems = store.read(RECORDS)
+    assert not problems
+    row = next(r for r in records if (r.task, r.dataset) == ("knn", "digits"))
+    _, members = embedded._digits("full")
+    for name, part in members.items():
+        lines = sorted(f"{label}/{index:04d}.png\t{label}\n" for index, label in part)
+        digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+        assert digest == row.provenance["manifests"][name], name
+        assert len(part) == row.provenance["images"][name]
+
+
+@pytest.mark.parametrize("split", ["train2017", "val2017"])
+def test_boxes_areas_and_outlines_are_those_of_what_is_seen(files, tiny_root, split):
+    instances, people = files(split)
+    things = {row["id"]: row for row in people["annotations"]}
+    hidden = alone = 0
+    for image in instances["images"]:
+        file = tiny_root / "scenes" / "maps" / split / f"{image['id']:012d}.png"
+        labels = np.asarray(Image.open(file))
+        objects = [r for r in instances["annotations"] if r["image_id"] == image["id"]]
+        counts = Counter(row["category_id"] for row in objects)
+        for row in objects:
+            seen = labels == row["category_id"]
+            points = np.array(things[row["id"]]["keypoints"]).reshape(5, 3)
+            for x, y, mark in points:
+                assert mark == 1 or seen[y, x]
+            (
+                (_, top, _),
+                (_, bottom, _),
+                (left, _, _),
+                (right, _, _),
+                (middle, height, _),
+            ) = points
+            assert top <= height <= bottom and left <= middle <= right
+            hidden += (points[:, 2] == 1).sum()
+            if counts[row["category_id"]] > 1:
+                continue
+            # Of a digit that is there once, all is known
+            alone += 1
+            ys, xs = np.nonzero(seen)
+            box = [xs.min(), ys.min(), np.ptp(xs) + 1, np.ptp(ys) + 1]
+            assert row["bbox"] == box and row["area"] == seen.sum()
+            filled = np.zeros(labels.shape, np.uint8)
+            for outline in row["segmentation"]:
+                assert len(outline) >= 6
+                points_of = np.array(outline, np.int32).reshape(-1, 1, 2)
+                cv2.fillPoly(filled, [points_of], 1)
+            # Outlines have no holes, and leave out specks
+            assert (filled.astype(bool) & seen).sum() >= 0.9 * seen.sum()
+            if (points[:, 2] == 2).all():
+                assert (top, bottom) == (ys.min(), ys.max())
+                assert (left, right) == (xs.min(), xs.max())
+    assert hidden > 0 and alone > 10
+
+
+def test_an_object_by_hand():
+    whole = np.zeros((6, 8), bool)
+    whole[1:5, 2:7] = True
+    whole[0, 4] = whole[3, 1] = True
+    visible = whole.copy()
+    visible[:, :4] = False
+    shape, keypoints = embedded._object(whole, visible, [[1.0, 2.0]])
+    assert shape == {"bbox": [4, 0, 3, 5], "area": 13, "segmentation": [[1.0, 2.0]]}
+    # top, bottom and left-most, right-most: the first of each, and the middle of the whole stroke
+    points = np.array(keypoints).reshape(5, 3).tolist()
+    assert points == [[4, 0, 2], [2, 4, 1], [1, 3, 1], [6, 1, 2], [4, 2, 2]]
+
+
+def test_parts_of_an_outline_have_an_area():
+    mask = np.zeros((20, 20), bool)
+    mask[2:6, 3:8] = True  # 3 x 4 between the middles of its pixels
+    mask[10:13, 10:13] = True  # 2 x 2
+    mask[15:17, 2:18] = True  # 1 x 15
+    mask[18, 18] = True
+    mask[8, 1:9] = True  # a line has none
+    found = sorted(embedded._polygons(mask))
+    assert [len(outline) for outline in found] == [8, 8, 8]
+    assert {
+        (min(o[0::2]), min(o[1::2]), max(o[0::2]), max(o[1::2])) for o in found
+    } == {
+        (3, 2, 7, 5),
+        (10, 10, 12, 12),
+        (2, 15, 17, 16),
+    }
+
+
+class Places:
+    """A generator that draws given places."""
+
+    def __init__(self, *places):
+        self.places = list(places)
+        self.asked = []
+
+    def integers(self, low, high, size):
+        self.asked.append((low, high, size))
+        return np.array(self.places.pop(0))
+
+
+def test_a_digit_comes_to_the_least_covered_of_four_places():
+    left, top = (np.zeros((128, 128), bool) for _ in range(2))
+    left[:, :20] = True
+    top[:15, :] = True
+    draw = Places((0, 0), (10, 50), (50, 10), (15, 50), (99, 99))
+    assert embedded._place([left, top], 30, draw) == (50, 10)
+    assert draw.asked == [(0, 99, 2)] * 4
+    # Of equal places the first
+    draw = Places((60, 60), (70, 70), (80, 20), (90, 90))
+    assert embedded._place([left, top], 30, draw) == (60, 60)
+    assert embedded._place([], 128, Places(*[(0, 0)] * 4)) == (0, 0)
+
+
+@pytest.mark.parametrize("size", ["tiny", "full"])
+def test_a_list_has_a_share_of_each_class(tmp_path, size):
+    _, members = embedded._digits(size)
+    embedded._write_lists(tmp_path, members["train"])
+    for percent in (1, 10):
+        lines = (tmp_path / f"{percent}percent.txt").read_text().splitlines()
+        wanted = []
+        for label in range(10):
+            own = [index for index, other in members["train"] if other == label]
+            wanted += [
+                f"{label}/{i:04d}.png"
+                for i in own[: max(1, round(len(own) * percent / 100))]
+            ]
+        assert lines == wanted
