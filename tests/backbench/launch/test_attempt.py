@@ -13,7 +13,7 @@ import pytest
 from support.weather import disk
 
 from backbench.errors import EXIT_PREEMPTED, Failed
-from backbench.launch.attempt import Attempt, Ending, decide, main
+from backbench.launch.attempt import Attempt, Ending, decide, main, since_progress
 from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
 from backbench.launch.job import Job
@@ -137,6 +137,55 @@ def attempt(how, at=None, reason="broken"):
 def test_what_follows_from_how_the_attempts_ended(attempts, outcome):
     last = Ending(attempts[-1]["how"], attempts[-1]["reason"])
     assert decide(last, attempts, cancelled=False)[0] == outcome
+
+
+@pytest.mark.parametrize(
+    ("how", "count", "cancelled", "outcome", "why"),
+    [
+        ("done", 9, True, "done", None),
+        ("stopped", 9, True, "cancelled", None),
+        ("stopped", 9, False, "stopped", "a 1"),
+        ("preempted", 9, True, "cancelled", None),
+        ("preempted", 9, False, "again", "a 1"),
+        ("bad input", 1, False, "failed", "a 1"),
+        ("failed", 2, False, "again", "a 1"),
+        ("failed", 3, False, "failed", "failed 3 times for the same reason: a 1"),
+        ("lost peer", 5, False, "again", "a 1"),
+        ("time limit", 2, False, "again", "a 1"),
+    ],
+)
+def test_what_is_said_of_an_end(how, count, cancelled, outcome, why):
+    attempts = [attempt(how, reason=f"a {n}") for n in range(count)]
+    assert decide(Ending(how, "a 1"), attempts, cancelled=cancelled) == (outcome, why)
+
+
+def test_six_failures_of_several_reasons_are_counted():
+    attempts = [attempt("failed", "walk 9/40", reason) for reason in "abcdef"]
+    outcome, why = decide(Ending("failed", "f"), attempts, cancelled=False)
+    assert (outcome, why) == ("failed", "failed 6 times, at last: f")
+    lost = [attempt("lost peer", reason="gone")] * 6
+    _, why = decide(Ending("lost peer", "gone"), lost, cancelled=False)
+    assert why == (
+        "its tasks lost each other 6 times at the same point (see NCCL_SOCKET_IFNAME and"
+        " GLOO_SOCKET_IFNAME): gone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("places", "kept"),
+    [
+        ([], []),
+        ([None, None], [None, None]),
+        (["a 1/9", "a 1/9", "a 2/9", "a 2/9", "a 1/9"], ["a 2/9", "a 2/9", "a 1/9"]),
+        (["a 5/9", "b 1/9", "a 5/9"], ["b 1/9", "a 5/9"]),
+        (["a 5/9", None, "a 6/9"], ["a 6/9"]),
+        (["a 0/9", "a 0/9"], ["a 0/9", "a 0/9"]),
+        (["two words 3/9", "two words 3/9"], ["two words 3/9"] * 2),
+    ],
+)
+def test_what_counts_begins_with_the_last_progress(places, kept):
+    attempts = [attempt("failed", place) for place in places]
+    assert [one["at"] for one in since_progress(attempts)] == kept
 
 
 def test_too_short_a_time_is_said():
@@ -269,6 +318,30 @@ def test_a_command_that_does_not_save_in_time_is_killed(shell):
     (note,) = attempt.ledger.status(attempt.job)["attempts"]
     assert note["how"] == "time limit"
     assert note["reason"] == "did not save within 0 s"
+
+
+def test_a_signal_that_came_before_the_command_reaches_it(shell):
+    attempt = shell("exec sleep 20", grace_s=20)
+    attempt.ask_to_stop("preempted")
+    began = time.monotonic()
+    assert attempt.run() == "again"
+    assert time.monotonic() - began < 15
+    (note,) = attempt.ledger.status(attempt.job)["attempts"]
+    assert (note["how"], note["reason"]) == (
+        "preempted",
+        "stopped before it could save",
+    )
+
+
+def test_a_rank_waits_for_the_words_of_the_one_that_is_gone(shell, monkeypatch):
+    attempt = shell("", tasks=2)
+    words = Ending("failed", "rank 1: out of memory")
+    said = [None, None, words]
+    monkeypatch.setattr(attempt, "_sibling_failure", lambda: said.pop(0))
+    assert attempt._peers_words() == words
+    assert said == []
+    monkeypatch.setattr("backbench.launch.attempt.PEER_S", 0.0)
+    assert attempt._peers_words() is None
 
 
 def test_a_command_learns_nothing_of_slurm_but_where_its_configuration_is(
