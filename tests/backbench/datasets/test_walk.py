@@ -403,3 +403,71 @@ def test_a_class_is_learned_before_it_is_scored(tmp_path, caplog):
         BadInput, match="mine: 2 images of a class at most; a class nee"
     ):
         catalog.load("mine", tmp_path)
+
+
+def files_of(folder, contents):
+    folder.mkdir()
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return ImageList(folder, tuple(contents), (0,) * len(contents), ("a",))
+
+
+@pytest.mark.parametrize(("at_once", "readers"), [(1, 1), (3, 2), (1000, 8)])
+def test_every_shared_file_has_one_partner(tmp_path, monkeypatch, at_once, readers):
+    """In the order of the first list; however many files are read at once, and by how many."""
+    monkeypatch.setattr(walk, "AT_ONCE", at_once)
+    monkeypatch.setattr(walk, "READERS", readers)
+    long = b"0" * 5000
+    one = {
+        "8": b"ab",
+        "7": b"xyz",
+        "6": b"cd",
+        "5": long + b"1" + long,
+        "4": b"ab",
+        "3": b"only here",
+        "2": b"",
+    }
+    other = {
+        "q": b"cd",
+        "r": b"ab",
+        "s": b"xyy",
+        "t": long + b"2" + long,
+        "u": long + b"1" + long,
+        "v": b"ab",
+        "w": b"",
+    }
+    a, b = files_of(tmp_path / "a", one), files_of(tmp_path / "b", other)
+
+    def sizes(contents):
+        return walk.array("q", map(len, contents.values()))
+
+    shared = walk.shared_content(a, sizes(one), b, sizes(other))
+    assert shared == [("8", "r"), ("6", "q"), ("5", "u"), ("4", "r"), ("2", "w")]
+    nothing = files_of(tmp_path / "c", {})
+    assert walk.shared_content(a, sizes(one), nothing, sizes({})) == []
+
+
+def test_groups_are_joined_until_there_are_enough(monkeypatch):
+    monkeypatch.setattr(walk, "AT_ONCE", 3)
+    groups = [[1], [2, 3], [4, 5, 6, 7], [8]]
+    assert list(walk._batches(groups)) == [[1, 2, 3], [4, 5, 6, 7], [8]]
+    assert list(walk._batches([])) == [[]]
+
+
+def test_a_test_image_may_be_in_train_and_in_val(three):
+    for index, other in ((0, three.val.file(2)), (1, three.train.file(5))):
+        three.test.file(index).write_bytes(other.read_bytes())
+    three.val.file(4).write_bytes(three.train.file(5).read_bytes())
+    found = walk.same_files(three, walk.look("x", three))
+    assert found == {"a/1.png": "b/2.png", "a/0.png": "a/2.png"}
+
+
+def test_what_a_look_tells_of_each_file(three, monkeypatch):
+    monkeypatch.setattr(walk, "AT_ONCE", 2)
+    three.val.file(1).write_bytes(b"0" * 77)
+    looked = walk.look("x", three)
+    for name, images in three.items():
+        stats = [images.file(i).stat() for i in range(len(images))]
+        assert list(looked.sizes[name]) == [about.st_size for about in stats]
+        assert list(looked.inodes[name]) == [about.st_ino for about in stats]
+        assert list(looked.changed[name]) == [about.st_ctime_ns for about in stats]
