@@ -178,7 +178,8 @@ class ResNetTrunk(Trunk):
         strides = list(self.strides)
         for i in range(1, 4):
             if self.strides[i] == self.strides[i - 1]:
-                # This stage was dilated by an earlier call.
+                # This stage was dilated by an earlier call. Its input may be denser now.
+                _spread(getattr(self, f"layer{i + 1}"), dilation)
                 strides[i] = strides[i - 1]
             elif strides[i - 1] * 2 > stride:
                 dilation = _dilate_stage(getattr(self, f"layer{i + 1}"), dilation)
@@ -209,6 +210,14 @@ def _dilate_stage(stage: nn.Sequential, dilation: int) -> int:
                 dilation *= 2
             module.stride = (1, 1)
     return dilation
+
+
+def _spread(stage: nn.Sequential, factor: int) -> None:
+    """Let a stage that has no stride any more read `factor` times as far apart."""
+    for module in stage.modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):
+            far = factor * module.dilation[0]
+            module.dilation = module.padding = (far, far)
 
 
 def _fuse_pair(module: nn.Module, conv: str, norm: str) -> None:
