@@ -169,7 +169,9 @@ def snappy_blocks(data: bytes) -> tuple[list[int], int]:
 
 def codec_of(about: Any) -> str:
     """Return the one of CODECS that pyarrow's ColumnChunkMetaData names; ValueError for any other."""
-    codec = about.compression.lower().replace("uncompressed", "bare")
+    said = about.compression.lower()
+    # What pyarrow calls LZ4 is Parquet's LZ4_RAW; Hadoop's own LZ4 has no name there
+    codec = {"uncompressed": "bare", "lz4": "lz4_raw"}.get(said, said)
     if codec not in CODECS:
         raise ValueError(f"compressed with {codec}")
     return codec

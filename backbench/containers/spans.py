@@ -107,6 +107,9 @@ def _unpacked(data: bytes, codec: str, block: int) -> bytes:
     """Unpack `data` to `block` bytes; ValueError where there are more or fewer."""
     if codec == "deflate":
         out = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, block + 1)
+    elif codec == "gzip":
+        # Of a gzip or a zlib stream, as pyarrow reads it
+        out = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(data, block + 1)
     else:
         import pyarrow
 
@@ -122,9 +125,25 @@ def _unpacked(data: bytes, codec: str, block: int) -> bytes:
         out = pyarrow.decompress(
             data, decompressed_size=block, codec=codec, asbytes=True
         )
+        # pyarrow fills up what these two unpack short. What really has `block` bytes does not fit
+        # into one less
+        filled_up = codec in ("lz4_raw", "brotli") and block > 0
+        if filled_up and _fits(data, codec, block - 1):
+            raise ValueError(f"fewer than {block} bytes")
     if len(out) != block:
         raise ValueError(f"{len(out)} bytes, not {block}")
     return out
+
+
+def _fits(data: bytes, codec: str, size: int) -> bool:
+    """Return whether data unpack to at most `size` bytes."""
+    import pyarrow
+
+    try:
+        pyarrow.decompress(data, decompressed_size=size, codec=codec, asbytes=True)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 @dataclass(frozen=True)

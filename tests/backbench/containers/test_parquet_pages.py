@@ -152,5 +152,6 @@ def test_a_block_of_another_length_than_it_says_is_refused(size):
 def test_codecs_have_our_names():
     assert codec_of(SimpleNamespace(compression="UNCOMPRESSED")) == "bare"
     assert codec_of(SimpleNamespace(compression="SNAPPY")) == "snappy"
+    assert codec_of(SimpleNamespace(compression="LZ4")) == "lz4_raw"
     with pytest.raises(ValueError, match="compressed with lzo"):
         codec_of(SimpleNamespace(compression="LZO"))
