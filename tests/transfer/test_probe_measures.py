@@ -1,6 +1,7 @@
 """Probes on features that are given: what goes to the rows where answers are wrong or fits unfinished."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +118,11 @@ def assigned(tmp_path, p, *, metric="top1", splits=SPLITS, seed=0):
         seed=seed,
         state_file=tmp_path / "x.state",
     )
+
+
+def progress(run):
+    note = json.loads((run / "progress.json").read_text())
+    return note["what"], note["unit"], note["done"], note["total"]
 
 
 # Few labels
@@ -514,3 +520,54 @@ def test_a_batch_that_cannot_be_read_is_bad_input():
     assert ONE.readable((1, 2)) == (1, 2)
     with pytest.raises(BadInput, match="cut short"):
         ONE.readable(Unreadable("x.png: cut short"))
+
+
+# Runs that were stopped
+
+
+def test_svms_go_on_behind_the_last_class_that_was_saved(tmp_path, monkeypatch):
+    """Real heads of three classes; the fourth fit of six is the second trunk's first."""
+    draw = np.random.default_rng(0)
+    tables = {}
+    for split, count in (("train", 18), ("val", 6), ("test", 20)):
+        rows = draw.integers(0, 2, (count, 3))
+        tables[split] = SimpleNamespace(table=rows.copy, classes=("a", "b", "c"))
+    splits = SimpleNamespace(items=tables.items, **tables)
+    p = Svm(kind="svm", protocol="x-v1", costs=(0.1, 10.0), max_iterations=100_000)
+    task = assigned(tmp_path, p, metric="map", splits=splits)
+    task.hashes = {"test": "manifest"}
+    fitted = []
+    kept = []
+    dying = SimpleNamespace(at=None)
+    plain = svm._head
+
+    def head(p, x, shown, of, stop):
+        if len(fitted) == dying.at:
+            raise KeyboardInterrupt
+        fitted.append(shown.tolist())
+        return plain(p, x, shown, of, stop)
+
+    monkeypatch.setattr(svm, "_head", head)
+    monkeypatch.setattr(svm.label_tables, "kept", lambda *given: given)
+    monkeypatch.setattr(
+        keeping, "write_tables", lambda *given: kept.append(given[1:]) or [1]
+    )
+    assert svm.measure(task, Given(), ONE, StopFlag()) == [1, 1]
+    whole = fitted.copy()
+    shown = np.concatenate([tables["train"].table(), tables["val"].table()]) == 1
+    assert whole == [*shown.T.tolist(), *shown.T.tolist()]
+    for place in (2, 4):
+        dying.at = place
+        task.state_file.unlink()
+        fitted.clear()
+        with pytest.raises(KeyboardInterrupt):
+            svm.measure(task, Given(), ONE, StopFlag())
+        dying.at = None
+        del kept[2:]
+        assert svm.measure(task, Given(), ONE, StopFlag()) == [1, 1]
+        assert fitted == whole, "no class is fitted twice"
+        # Two costs in three folds, and the best one on all, of three classes
+        assert progress(tmp_path) == ("model y heads of mine", "fit", 21, 21)
+        for before, now in zip(kept[:2], kept[2:], strict=True):
+            assert now[0].name == before[0].name and now[2] == before[2]
+            np.testing.assert_array_equal(now[1][0], before[1][0])

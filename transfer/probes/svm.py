@@ -5,10 +5,12 @@ LIBLINEAR fits the heads, by scikit-learn, on features of unit length. Each clas
 chosen by cross-validation within train + val: val chooses nothing by itself."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from backbench.datasets.row import Dataset
@@ -71,6 +73,14 @@ class ClassHead(NamedTuple):
     scores: np.ndarray  # (N,): how surely each test image shows it
     converged: bool
 
+    def state(self) -> dict[str, object]:
+        """Return it as plain values and a tensor: a state file holds nothing else."""
+        return {**self._asdict(), "scores": torch.from_numpy(self.scores)}
+
+    @staticmethod
+    def of_state(state: Mapping[str, Any]) -> "ClassHead":
+        return ClassHead(**{**state, "scores": state["scores"].numpy()})
+
 
 def refuse(p: Svm, name: str, found: Splits) -> None:
     """Raise BadInput where no class can be told apart, or one is too rare for the folds."""
@@ -98,13 +108,15 @@ def measure(
     features = extractor.of_splits(task.splits, task.dataset.name)
     of_train, of_val, of_test = (_table(part) for _, part in task.splits.items())
     shown = np.concatenate([of_train, of_val]) == PRESENT
-    # Digest of the trunk -> its heads so far. A stopped run goes on behind the last class it saved
+    # Digest of the trunk -> the states of its heads so far. A stopped run goes on behind the last
+    # class that it saved
     state = load_state(task.state_file) if task.state_file.exists() else {}
     rows = []
     for trunk, train, val, test in zip(extractor.trunks, *features):
         x = _unit_length(np.concatenate([train.numpy(), val.numpy()]))
         of = _unit_length(test.numpy())
-        heads: list[ClassHead] = state.setdefault(trunk.digest, [])
+        saved: list[dict[str, object]] = state.setdefault(trunk.digest, [])
+        heads = [ClassHead.of_state(each) for each in saved]
         progress = Progress(
             task.run,
             shown.shape[1] * _fits(p),
@@ -115,6 +127,7 @@ def measure(
         # 1. The cost of each class, its head, and the one look at test
         for label in range(len(heads), shown.shape[1]):
             heads.append(_head(p, x, shown[:, label], of, stop))
+            saved.append(heads[-1].state())
             save_state(task.state_file, dict(state))
             progress.advance(_fits(p), fold_ap=heads[-1].fold_ap)
         # 2. The rows
@@ -160,7 +173,7 @@ def _head(
         cost=p.costs[best],
         fold_ap=100 * fold_aps[best],
         scores=head.decision_function(of),
-        converged=head.n_iter_ < p.max_iterations,
+        converged=bool(head.n_iter_ < p.max_iterations),
     )
 
 
