@@ -15,7 +15,7 @@ from support.records import a_result, rows_of
 
 from backbench.cli.program import main
 from backbench.datasets import catalog
-from backbench.errors import BadInput
+from backbench.errors import BadInput, Failed
 from backbench.images.preprocess import eval_geometry, to_input
 from backbench.records import layers, predictions
 from backbench.records.store import RESULTS_FILE
@@ -26,7 +26,7 @@ from backbench.transfer.features.layer_cells import LayerCells
 from backbench.verify import verification
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.timm_trunk import TimmTrunk
-from backbench.weights.trunk import ModuleTrunk
+from backbench.weights.trunk import LayerOutputs, ModuleTrunk
 
 NORMAL = ("mean", "max")
 
@@ -203,6 +203,10 @@ def test_each_head_is_that_of_scikit_learn_alone(noisy, trunk, tmp_path, capsys)
     assert {v.level for v in verification.of_run([best, usual], out)} == {
         verification.FROM_LIST
     }
+    # Two penalties of each of eight cells
+    note = json.loads((out / "progress.json").read_text())
+    assert (note["what"], note["unit"]) == ("random0 layers of classes", "fit")
+    assert note["done"] == note["total"] == 16
     # 3. What was chosen must be the best on val
     forged = dict(best.chosen, reading=min(scores, key=scores.__getitem__))
     lines = (out / RESULTS_FILE).read_text().splitlines()
@@ -306,3 +310,64 @@ def test_nothing_is_told_of_a_choice_that_a_row_does_not_hold(tmp_path):
     for changes in ({"chosen": None}, {"chosen": {"scores": 3}}, {"value": None}):
         changed = dataclasses.replace(best, **changes)
         assert layers.sayings([(changed, run), usual]) == []
+
+
+class Layered:
+    """A trunk whose layers give what they are told to."""
+
+    arch = "layered"
+    strides = (4, 8)
+
+    def __init__(self, feature, maps, class_tokens=(), forward=None):
+        self.outputs = LayerOutputs(feature, maps, list(class_tokens), "block")
+        self.forward = feature if forward is None else forward
+
+    def layers(self, picture):
+        return self.outputs
+
+    def __call__(self, picture):
+        return self.forward
+
+
+def test_where_the_cells_of_a_feature_lie():
+    """Of two cells that are equal to the feature, the first one names it."""
+    first = torch.tensor([[1.0, 2.0]])
+    small = first[:, :, None, None]  # one place: its mean is its maximum
+    large = torch.arange(12.0).view(1, 3, 2, 2)
+    cells = LayerCells.of(Layered(first, [small, large]), None)
+    assert (cells.usual.name, cells.usual.columns) == ("block 1 mean", slice(0, 2))
+    found = [(cell.name, cell.columns) for cell in cells.others]
+    assert found == [
+        ("block 1 max", slice(4, 6)),
+        ("block 2 mean", slice(6, 9)),
+        ("block 2 max", slice(9, 12)),
+    ]
+    assert cells.dim == 12
+    names = [cell.name for cell in cells.in_order]
+    assert names == ["block 1 mean", "block 2 max", "block 2 mean", "block 1 max"]
+    everything = layer_cells.read(Layered(first, [small, large]).outputs)
+    assert everything.tolist() == [[1, 2, 1, 2, 1, 2, 1.5, 5.5, 9.5, 3, 7, 11]]
+    # With a class token, which leads its layer and may be joined with the mean
+    token = torch.tensor([[5.0, 7.0]])
+    trunk = Layered(torch.tensor([[9.0, 9.0, 9.0]]), [small], [token])
+    cells = LayerCells.of(trunk, None)
+    assert cells.usual.name == "usual"
+    found = [(cell.name, cell.columns) for cell in cells.others]
+    assert found == [
+        ("block 1 cls", slice(3, 5)),
+        ("block 1 cls+mean", slice(3, 7)),
+        ("block 1 mean", slice(5, 7)),
+        ("block 1 max", slice(7, 9)),
+    ]
+    assert layer_cells.read(trunk.outputs).tolist() == [[9, 9, 9, 5, 7, 1, 2, 1, 2]]
+
+
+def test_a_pass_over_the_layers_must_give_the_trunks_own_feature():
+    """But for the order of sums."""
+    feature = torch.tensor([[1.0, -200.0]])
+    maps = [torch.zeros(1, 2, 1, 1)]
+    LayerCells.of(Layered(feature, maps, forward=feature + 0.01), None)
+    for other in (feature + 0.03, feature[:, :1]):
+        said = "layered: the pass over its layers gives another feature"
+        with pytest.raises(Failed, match=said):
+            LayerCells.of(Layered(feature, maps, forward=other), None)

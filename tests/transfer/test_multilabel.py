@@ -172,6 +172,10 @@ def test_rows_are_those_of_scikit_learn(tmp_path, two_trunks, recipe, features_o
     verdicts = verification.of_run(rows, out)
     assert {v.level for v in verdicts} == {verification.FROM_LIST}
     assert all(r.ci95[0] < r.value < r.ci95[1] for r in rows)
+    # Five penalties and the best one again, three classes, two trunks
+    note = json.loads((out / "progress.json").read_text())
+    assert (note["what"], note["unit"]) == ("mine heads", "fit")
+    assert note["done"] == note["total"] == 6 * 3 * 2
     # A finished run is not made again
     assert main(command(tmp_path, two_trunks, out, recipe)) == 0
     assert rows_of(out) == rows

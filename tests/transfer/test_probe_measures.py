@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
 from backbench.datasets.splits import Splits
-from backbench.errors import BadInput
+from backbench.errors import BadInput, Preempted
 from backbench.images.image_list import ImageList
 from backbench.runs.state import StopFlag
 from backbench.stats import confidence
@@ -26,6 +27,7 @@ from backbench.transfer.probes import (
     class_retrieval,
     cluster,
     fewshot,
+    knn,
     label_curve,
     multilabel,
     svm,
@@ -242,6 +244,8 @@ def test_the_points_of_a_curve_have_their_draws_and_their_labels(tmp_path, writt
             assert prediction.shape == (2, 20)
             assert row.arrays["values"].tolist() == about["draws"]
             assert about["draws"] == pytest.approx((100 * right.mean(1)).tolist())
+    # Two draws of two points and one of all, of two trunks
+    assert progress(tmp_path) == ("mine curve", "fit", 10, 10)
 
 
 def test_a_curve_grows_from_point_to_point():
@@ -525,6 +529,70 @@ def test_a_batch_that_cannot_be_read_is_bad_input():
 # Runs that were stopped
 
 
+@pytest.fixture
+def predicted(monkeypatch):
+    """What is written of each checkpoint's predictions; heads and scores are not kept."""
+    found = []
+
+    def write(task, measured):
+        found[:] = measured
+        return measured
+
+    monkeypatch.setattr(keeping, "write", write)
+    monkeypatch.setattr(keeping, "keep_scores", lambda *_: "")
+    monkeypatch.setattr(keeping, "keep_trained", lambda *_: {})
+    return found
+
+
+def test_a_path_of_penalties_is_scikit_learns_and_goes_on_where_it_was_stopped(
+    tmp_path, predicted, monkeypatch
+):
+    p = LogReg(kind="logreg", protocol="x-v1", l2=(1, 16, 3), tolerance=1e-7)
+    given = Given()
+    fitted = []
+    stop = StopFlag()
+    plain = logreg.fit
+
+    def fit(parts, *, l2, **more):
+        done = plain(parts, l2=l2, **more)
+        fitted.append((sum(len(y) for _, y in parts), round(l2, 6)))
+        if len(fitted) == 2:
+            stop.requested = "SIGTERM"
+        return done
+
+    monkeypatch.setattr(logreg, "fit", fit)
+    task = assigned(tmp_path, p)
+    with pytest.raises(Preempted, match="stopped by SIGTERM after l2 4;"):
+        probe_logreg.measure(task, given, ONE, stop)
+    stop.requested = None
+    probe_logreg.measure(task, given, ONE, stop)
+    assert progress(tmp_path) == ("mine logreg", "fit", 3, 3)
+    on_train = [(18, 16), (18, 4), (18, 1)]
+    first, second = predicted
+    again = [(24, round(one.chosen["l2"], 6)) for one in (first, second)]
+    assert fitted == [*on_train, again[0], *on_train, again[1]]
+    y = [np.asarray(part.labels) for _, part in SPLITS.items()]
+    for n, one in enumerate((first, second)):
+        train, val, test = (part[n].double().numpy() for part in given.features)
+        by_val = {}
+        for l2 in (16, 4, 1):
+            head = LogisticRegression(C=1 / l2, tol=1e-10, max_iter=10_000)
+            by_val[f"{l2:g}"] = 100 * head.fit(train, y[0]).score(val, y[1])
+        assert one.chosen["scores"] == pytest.approx(by_val)
+        best = max(by_val, key=by_val.get)
+        assert f"{one.chosen['l2']:g}" == best
+        head = LogisticRegression(C=1 / float(best), tol=1e-10, max_iter=10_000)
+        head.fit(np.concatenate([train, val]), np.concatenate(y[:2]))
+        order = head.decision_function(test).argsort(1)[:, ::-1]
+        np.testing.assert_array_equal(one.ranking.numpy(), order)
+        assert one.chosen["converged"] and one.checkpoint is given.trunks[n].checkpoint
+    # The whole path at once says the same
+    task.state_file.unlink()
+    stopped = [(dict(one.chosen), one.ranking.tolist()) for one in predicted]
+    probe_logreg.measure(task, given, ONE, StopFlag())
+    assert stopped == [(dict(one.chosen), one.ranking.tolist()) for one in predicted]
+
+
 def test_svms_go_on_behind_the_last_class_that_was_saved(tmp_path, monkeypatch):
     """Real heads of three classes; the fourth fit of six is the second trunk's first."""
     draw = np.random.default_rng(0)
@@ -571,3 +639,35 @@ def test_svms_go_on_behind_the_last_class_that_was_saved(tmp_path, monkeypatch):
         for before, now in zip(kept[:2], kept[2:], strict=True):
             assert now[0].name == before[0].name and now[2] == before[2]
             np.testing.assert_array_equal(now[1][0], before[1][0])
+
+
+# Neighbours
+
+
+def test_each_number_of_neighbours_is_a_row_of_scikit_learns_votes(tmp_path, predicted):
+    p = knn.Knn(kind="knn", protocol="x-v1", k=(5, 1), temperature=0.3)
+    given = Given()
+    stop = StopFlag()
+    knn.measure(assigned(tmp_path, p), given, ONE, stop)
+    assert [(one.checkpoint.name[-1], one.suffix) for one in predicted] == [
+        ("x", "_k5"),
+        ("x", "_k1"),
+        ("y", "_k5"),
+        ("y", "_k1"),
+    ]
+    y = [np.asarray(part.labels) for _, part in SPLITS.items()]
+    for place, one in enumerate(predicted):
+        train, val, test = (part[place // 2].numpy() for part in given.features)
+        k = (5, 1)[place % 2]
+        search = KNeighborsClassifier(
+            k, weights=lambda d: np.exp((1 - d) / 0.3), metric="cosine"
+        )
+        search.fit(np.concatenate([train, val]), np.concatenate(y[:2]))
+        expected = search.predict(test)
+        assert one.ranking[:, 0].tolist() == expected.tolist()
+        assert 0 < (expected == y[2]).mean() < 1
+        assert one.provenance == {"k": k, "temperature": 0.3, "bank": "train+val"}
+        assert one.chosen is None
+    stop.requested = "SIGTERM"
+    with pytest.raises(Preempted, match="stopped by SIGTERM between two checkpoints"):
+        knn.measure(assigned(tmp_path, p), given, ONE, stop)
