@@ -322,17 +322,17 @@ def test_each_run_has_its_folder_its_price_and_its_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(linear.splits, "write_manifests", lambda *_: None)
     runs = []
     kept = []
-    for name, recipe in (("a", "knn"), ("b", "logreg")):
-        of = group(recipe, run=tmp_path / name)
-        kept.append(recorded_row(of, POINTS[0], "top1"))
+    for name, recipes in (("a", ("knn", "fewshot")), ("b", ("logreg",))):
+        groups = tuple(group(recipe, run=tmp_path / name) for recipe in recipes)
+        kept.append(recorded_row(groups[0], POINTS[0], "top1"))
         store.append(tmp_path / name, kept[-1:])
-        runs.append(ProbeRun(tmp_path / name, "linear", (of,)))
+        runs.append(ProbeRun(tmp_path / name, "linear", groups))
     assert linear.measure_runs(runs, ONE) == kept
     ((passes, on_cpu),) = announced
     protocols = [[one.group.protocol.name for one in each] for each in passes]
-    assert protocols == [["knn-v1"], ["logreg-v1"]] and on_cpu
-    # Three numbers of neighbours, and one metric, of two checkpoints each
-    assert [store.owed(run.folder) for run in runs] == [6, 2]
+    assert protocols == [["knn-v1"], ["fewshot-v1"], ["logreg-v1"]] and on_cpu
+    # Three numbers of neighbours and one metric, and one metric, of two checkpoints each
+    assert [store.owed(run.folder) for run in runs] == [8, 2]
 
 
 # What a group is read with

@@ -83,7 +83,7 @@ def planned(monkeypatch, texts, points, *, files=None, **how):
 
 def test_readings_take_all_checkpoints_and_trainings_one_each(monkeypatch):
     points = [a_point("a"), a_point("b")]
-    texts = ["logreg", "linear", "analyze", "finetune", "calibration"]
+    texts = ["logreg", "calibration", "linear", "analyze", "finetune"]
     plan = planned(monkeypatch, texts, points)
     assert [task.task for task in plan.wanted] == texts
     assert plan.checkpoints == tuple(points)
@@ -97,8 +97,8 @@ def test_readings_take_all_checkpoints_and_trainings_one_each(monkeypatch):
         ("finetune", ["a"]),
         ("finetune", ["b"]),
     ]
-    assert plan.of(plan.wanted[3]) == plan.runs[3:]
-    assert plan.of(plan.wanted[4]) == []
+    assert plan.of(plan.wanted[4]) == plan.runs[3:]
+    assert plan.of(plan.wanted[1]) == []
     for run in plan.runs:
         digests = "".join(p.digest for p in run.checkpoints)
         mark = hashlib.sha256(digests.encode()).hexdigest()[:8]
