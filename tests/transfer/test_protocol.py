@@ -5,6 +5,7 @@ import math
 import pytest
 
 from backbench.errors import BadInput
+from backbench.records import protocol_fingerprints
 from backbench.transfer import protocols
 from backbench.transfer.protocol import (
     CropAugment,
@@ -144,3 +145,62 @@ def test_each_verb_lists_its_own_protocols():
         for name in listed[verb]:
             parts = protocols.load_protocol(name, ["finetune"]).parts
             assert ("100" in parts) == whole, name
+
+
+def test_all_keys_that_differ_are_told_and_what_changes_no_number_is_not():
+    known = protocols.load_protocol("knn", ["knn"])
+    changed = protocols.load_protocol("knn", ["knn"], ["k=5", "temperature=0.1"])
+    said = protocols.changes(changed)
+    assert said.startswith(
+        "k is [5], not [5, 20, 200]; temperature is 0.1, not 0.07 as in the shipped knn;"
+        " its columns have a name of their own, knn-v1~"
+    )
+    assert len(said.rpartition("~")[2]) == protocol_fingerprints.DIGITS
+    free = protocols.load_protocol("knn", ["knn"], ["feature_batch=3"])
+    assert free != known and protocols.changes(free) == ""
+    mixed = protocols.load_protocol("knn", ["knn"], ["feature_batch=3", "k=5"])
+    assert protocols.changes(mixed).startswith("k is [5], not [5, 20, 200] as in")
+    # A name of its own is bound to nothing
+    own = protocols.load_protocol("knn", ["knn"], ["k=5", "protocol=mine-v1"])
+    assert protocols.changes(own) == ""
+    # Another of the shipped names is compared with its own recipe
+    other = protocols.load_protocol("knn_own", ["knn"], ["k=5"])
+    assert "as in the shipped knn_own; its columns" in protocols.changes(other)
+
+
+def test_a_text_a_list_and_nothing_are_written_as_they_are():
+    def changed(name, kinds, *overrides):
+        return protocols.load_protocol(name, kinds, overrides)
+
+    assert changed("lorac", ["sgd"], "lr=null", "lr=0.5").lr == (0.5,)
+    assert changed("lorac", ["sgd"], "augment=null").augment is None
+    assert changed("lorac", ["sgd"], "augment.scale=0.2,0.4").augment.scale == (
+        0.2,
+        0.4,
+    )
+    assert changed("knn", ["knn"], "geometry.crop=32").geometry.crop == 32
+    with pytest.raises(BadInput, match=r"^--protocol knn kk=3 k=5: unknown key 'kk'"):
+        changed("knn", ["knn"], "kk=3", "k=5")
+
+
+def test_kinds_are_listed_once():
+    kinds = protocols.all_kinds()
+    assert len(set(kinds)) == len(kinds)
+    assert {"sgd", "knn", "finetune", "ood", "seg"} <= set(kinds)
+    assert protocols.class_of("finetune").__name__ == "Finetune"
+    assert protocols.class_of("knn").__name__ == "Knn"
+
+
+@pytest.mark.parametrize(
+    ("size", "resize", "crop"), [(224, 256, 224), (192, 219, 192), (33, 38, 33)]
+)
+def test_sides_at_another_size_are_rounded(size, resize, crop):
+    geometry = TrunkGeometry(of="trunk").at(size)
+    assert (geometry.resize, geometry.crop) == (resize, crop)
+    assert CropAugment(size=176).at(size).size == round(176 * size / 224)
+
+
+def test_the_recipe_that_a_message_names_is_that_of_the_folder():
+    own = TrunkGeometry(of="trunk")
+    assert Protocol(kind="knn", protocol="p-v1").recipe == "knn"
+    assert Protocol(kind="knn", protocol="p-v1", geometry=own).recipe == "knn_own"
