@@ -312,6 +312,19 @@ def request(kind, root, tmp_path, protocol="semisup", **changes):
     return kind(**{**about, "protocol": protocol, "accelerator": "cpu", **changes})
 
 
+@pytest.fixture
+def handed_on(monkeypatch):
+    """The tasks and parts that a command would train."""
+    seen = []
+
+    def tuned(task, part, machine):
+        seen.append((task, part))
+        return []
+
+    monkeypatch.setattr(finetune, "finetune", tuned)
+    return seen
+
+
 def test_a_protocol_without_the_part_is_refused(trees, tmp_path):
     root = trees("classes")
     with pytest.raises(
@@ -325,23 +338,16 @@ def test_a_protocol_without_the_part_is_refused(trees, tmp_path):
         finetune.run_semisup(given)
 
 
-def test_without_a_list_the_seed_draws_one(trees, tmp_path, point, monkeypatch, caplog):
+def test_without_a_list_the_seed_draws_one(trees, tmp_path, point, handed_on, caplog):
     """Of train and val where val is a hold-out, and of train alone beside an official val."""
     caplog.set_level("INFO", "backbench")
-    seen = []
-
-    def tuned(task, part, machine):
-        seen.append((task, part))
-        return []
-
-    monkeypatch.setattr(finetune, "finetune", tuned)
     root = trees("classes", sizes=(("train", 30), ("test", 4)))
     trees.classes(root / "divided", sizes=(("train", 30), ("val", 9), ("test", 4)))
     small = ("geometry.crop=32", "geometry.resize=32")
     for name in ("classes", "divided"):
         how = {"dataset": name, "seed": 3, "overrides": small, "out": tmp_path / name}
         finetune.run_semisup(request(SemisupRequest, root, tmp_path, **how), point)
-    (task, part), (divided, _) = seen
+    (task, part), (divided, _) = handed_on
     assert (task.task, task.seed) == ("semi_10pct", 3)
     assert task.splits.drawn_labels and task.splits.held_out
     assert "classes: no --lists, so 6 of 60 labels are drawn" in caplog.messages
@@ -359,3 +365,56 @@ def test_without_a_list_the_seed_draws_one(trees, tmp_path, point, monkeypatch, 
     assert "divided: no --lists, so 6 of 60 labels are drawn" in caplog.messages
     assert (len(divided.splits.train), len(divided.splits.val)) == (6, 18)
     assert not divided.splits.held_out
+
+
+def test_a_list_that_is_given_is_taken_as_it_is(trees, tmp_path, point, handed_on):
+    root = trees("classes", sizes=SIZES)
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    names = ["square/003.png", "circle/000.png", "square/001.png"]
+    (lists / "10percent.txt").write_text("".join(f"{name}\n" for name in names))
+    how = {"dataset": "classes", "overrides": ("geometry.crop=32",), "lists": lists}
+    how["overrides"] += ("geometry.resize=32",)
+    finetune.run_semisup(request(SemisupRequest, root, tmp_path, **how), point)
+    ((task, part),) = handed_on
+    assert list(task.splits.train.paths) == names
+    assert len(task.splits.val) == 4 and not task.splits.drawn_labels
+    assert task.splits.notes[-1] == "3 labelled images from 10percent.txt"
+    assert part.list is None and part.head_over_trunk == 20
+
+
+def test_finetuning_trains_on_the_seeds_own_part_of_the_images(
+    trees, tmp_path, point, handed_on, caplog
+):
+    """A folder without a val has a part held out by the seed; each trunk is read at its own size."""
+    caplog.set_level("INFO", "backbench")
+    root = trees("classes", sizes=(("train", 15), ("test", 4)))
+    for seed in (0, 3):
+        how = {"protocol": "finetune_own", "seed": seed, "out": tmp_path / f"o{seed}"}
+        finetune.run(request(FinetuneRequest, root, tmp_path, **how), point)
+    (first, part), (task, _) = handed_on
+    assert (task.task, task.dataset.name, task.seed) == ("finetune", "classes", 3)
+    expected = catalog.load("classes", root, seed=3)
+    assert list(task.splits.val.paths) == list(expected.val.paths)
+    assert list(first.splits.val.paths) != list(task.splits.val.paths)
+    assert part == task.protocol.parts["100"]
+    assert (task.own_size, task.geometry.crop) == (32, 32)
+    assert task.run == tmp_path / "o3" and task.checkpoints == (point,)
+    said = f"{point.name}: read at 32 pixels, its own size (its architecture)"
+    assert caplog.messages.count(said) == 2
+    assert (tmp_path / "o3" / "manifests" / "classes-val.tsv").exists()
+    # Another seed is another run
+    how = {"protocol": "finetune_own", "seed": 4, "out": tmp_path / "o3"}
+    with pytest.raises(BadInput, match="another run's state"):
+        finetune.run(request(FinetuneRequest, root, tmp_path, **how), point)
+
+
+def test_a_list_of_the_protocols_own_dataset_must_be_given(tmp_path):
+    given = request(SemisupRequest, tmp_path, tmp_path)
+    said = (
+        "--protocol semisup: measures on a published list of imagenet; give --lists DIR"
+    )
+    with pytest.raises(BadInput, match=said):
+        finetune.run_semisup(given)
+    with pytest.raises(BadInput, match="--protocol finetune: names no dataset; use a"):
+        finetune.run_semisup(request(SemisupRequest, tmp_path, tmp_path, "finetune"))
