@@ -64,7 +64,7 @@ def assigned(trees, tmp_path, point):
     return make
 
 
-class Trainings:
+class StoodInTrainings:
     """In the place of trainings: each leaves its rate in the head's bias, and a network answers by
     that. `wrong` has the numbers of val's images that a rate gets wrong; all of test are right but
     the first."""
@@ -100,7 +100,7 @@ class Trainings:
 
 @pytest.fixture
 def trainings(monkeypatch):
-    return lambda wrong=None: Trainings(monkeypatch, wrong)
+    return lambda wrong=None: StoodInTrainings(monkeypatch, wrong)
 
 
 # Of three rates the second is best, and the third as good

@@ -65,7 +65,7 @@ SPLITS = Splits(
 )
 
 
-class Trunk:
+class GivenTrunk:
     """A trunk whose features are given."""
 
     def __init__(self, mark):
@@ -77,11 +77,11 @@ class Trunk:
         self.verified += 1
 
 
-class Given:
+class GivenFeatures:
     """An extractor of two trunks, by given features of each split."""
 
     def __init__(self, splits=SPLITS):
-        self.trunks = [Trunk("x"), Trunk("y")]
+        self.trunks = [GivenTrunk("x"), GivenTrunk("y")]
         self.features = []
         for n, (_, part) in enumerate(splits.items()):
             seeds = (3 * n, 100 + 3 * n)
@@ -133,7 +133,7 @@ def progress(run):
 @pytest.mark.parametrize("metric", ["top1", "mean_per_class"])
 def test_few_labels_are_scikit_learns_in_every_draw(tmp_path, written, metric):
     p = FewShot(kind="fewshot", protocol="x-v1", shots=2, draws=3, l2=0.5)
-    given = Given()
+    given = GivenFeatures()
     task = assigned(tmp_path, p, metric=metric, seed=5)
     assert fewshot.measure(task, given, ONE, StopFlag()) == [1, 2]
     both = SPLITS.both()
@@ -198,7 +198,7 @@ def test_each_draw_has_a_seed_of_its_own():
     ],
 )
 def test_fits_of_few_labels_that_did_not_converge_are_said(tmp_path, written, probe, p):
-    probe.measure(assigned(tmp_path, p), Given(), ONE, StopFlag())
+    probe.measure(assigned(tmp_path, p), GivenFeatures(), ONE, StopFlag())
     for row in written:
         assert row.chosen["converged"] is False
         assert row.chosen["gradient"] > p.tolerance
@@ -223,7 +223,7 @@ def test_a_signal_ends_few_labels_between_two_draws():
 
 def test_the_points_of_a_curve_have_their_draws_and_their_labels(tmp_path, written):
     p = LabelCurve(kind="label_curve", protocol="x-v1", labels=(1, 3), draws=2)
-    label_curve.measure(assigned(tmp_path, p), Given(), ONE, StopFlag())
+    label_curve.measure(assigned(tmp_path, p), GivenFeatures(), ONE, StopFlag())
     assert [(row.point.name[-1], row.suffix) for row in written] == [
         (mark, suffix)
         for mark in "xy"
@@ -261,7 +261,7 @@ def test_a_curve_grows_from_point_to_point():
 
 def test_clusters_are_scored_by_the_start_of_least_inertia(tmp_path, written):
     p = cluster.KMeansClusters(kind="cluster", protocol="x-v1", restarts=5)
-    given = Given()
+    given = GivenFeatures()
     cluster.measure(assigned(tmp_path, p, seed=3), given, ONE, StopFlag())
     label = np.asarray(SPLITS.test.labels)
     for row, features, trunk in zip(
@@ -284,7 +284,7 @@ def test_clusters_are_scored_by_the_start_of_least_inertia(tmp_path, written):
 
 def test_an_image_that_is_alone_in_its_class_is_no_query(tmp_path, written):
     splits = dataclasses.replace(SPLITS, test=images([0, 1, 1, 0, 2, 1]))
-    given = Given(splits)
+    given = GivenFeatures(splits)
     p = class_retrieval.ClassRetrieval(kind="class_retrieval", protocol="x-v1")
     task = assigned(tmp_path, p, splits=splits)
     assert class_retrieval.measure(task, given, ONE, StopFlag()) == [1, 2]
@@ -548,7 +548,7 @@ def test_a_path_of_penalties_is_scikit_learns_and_goes_on_where_it_was_stopped(
     tmp_path, predicted, monkeypatch
 ):
     p = LogReg(kind="logreg", protocol="x-v1", l2=(1, 16, 3), tolerance=1e-7)
-    given = Given()
+    given = GivenFeatures()
     fitted = []
     stop = StopFlag()
     plain = logreg.fit
@@ -620,7 +620,7 @@ def test_svms_go_on_behind_the_last_class_that_was_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(
         keeping, "write_tables", lambda *given: kept.append(given[1:]) or [1]
     )
-    assert svm.measure(task, Given(), ONE, StopFlag()) == [1, 1]
+    assert svm.measure(task, GivenFeatures(), ONE, StopFlag()) == [1, 1]
     whole = fitted.copy()
     shown = np.concatenate([tables["train"].table(), tables["val"].table()]) == 1
     assert whole == [*shown.T.tolist(), *shown.T.tolist()]
@@ -629,10 +629,10 @@ def test_svms_go_on_behind_the_last_class_that_was_saved(tmp_path, monkeypatch):
         task.state_file.unlink()
         fitted.clear()
         with pytest.raises(KeyboardInterrupt):
-            svm.measure(task, Given(), ONE, StopFlag())
+            svm.measure(task, GivenFeatures(), ONE, StopFlag())
         dying.at = None
         del kept[2:]
-        assert svm.measure(task, Given(), ONE, StopFlag()) == [1, 1]
+        assert svm.measure(task, GivenFeatures(), ONE, StopFlag()) == [1, 1]
         assert fitted == whole, "no class is fitted twice"
         # Two costs in three folds, and the best one on all, of three classes
         assert progress(tmp_path) == ("model y heads of mine", "fit", 21, 21)
@@ -646,7 +646,7 @@ def test_svms_go_on_behind_the_last_class_that_was_saved(tmp_path, monkeypatch):
 
 def test_each_number_of_neighbours_is_a_row_of_scikit_learns_votes(tmp_path, predicted):
     p = knn.Knn(kind="knn", protocol="x-v1", k=(5, 1), temperature=0.3)
-    given = Given()
+    given = GivenFeatures()
     stop = StopFlag()
     knn.measure(assigned(tmp_path, p), given, ONE, stop)
     assert [(one.checkpoint.name[-1], one.suffix) for one in predicted] == [

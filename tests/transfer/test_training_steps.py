@@ -109,7 +109,7 @@ def test_a_geometry_is_made_by_its_own_numbers():
 # Epochs, states and rates
 
 
-class Heads:
+class HeadsOfGivenLoss:
     """Heads whose losses are given, and whose state is a number."""
 
     def __init__(self, mark):
@@ -127,7 +127,7 @@ class Heads:
         self.loaded = state
 
 
-class Best(Heads):
+class Best(HeadsOfGivenLoss):
     """Keeps what it was asked, and gives up after some epochs."""
 
     def __init__(self, mark, patient):
@@ -157,7 +157,7 @@ def a_training(tmp_path, *, watched=None, images=10, tokens=False, **changes):
         phase="select",
         task=task,
         trunks=[SimpleNamespace(digest=mark) for mark in "ab"],
-        heads=[Heads("a"), Heads("b")],
+        heads=[HeadsOfGivenLoss("a"), HeadsOfGivenLoss("b")],
         rates=[],
         images=ImageList(
             tmp_path, [str(n) for n in range(images)], (0,) * images, ("a",)
