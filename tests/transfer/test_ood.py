@@ -5,12 +5,14 @@ import importlib.resources
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import timm
 import torch
 import torchvision
+from PIL import Image
 from support.layouts import picture
 from support.timm_fixtures import put_in_hub
 from timm.data import (
@@ -33,7 +35,8 @@ from backbench.published import reproduction_lists
 from backbench.records import kept_scores, store
 from backbench.transfer import keeping
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
-from backbench.transfer.probes.ood import Ood, Ruled
+from backbench.transfer.probes import ood as ood_probe
+from backbench.transfer.probes.ood import Ood, Ruled, TrimmedGeometry
 from backbench.transfer.protocol import Geometry
 from backbench.weights import importing, kept_heads
 from backbench.weights.checkpoint import Checkpoint
@@ -204,6 +207,66 @@ def test_the_subset_rule_is_torchmetrics_on_the_restricted_logits():
         how = {"num_classes": 200, "top_k": k, "average": "micro"}
         theirs = multiclass_accuracy(logits[:, indices], label, **how)
         assert float(ours) == pytest.approx(float(theirs), abs=1e-6)
+
+
+def test_what_a_rule_compares_and_means():
+    """Of three classes, the second one has two of ImageNet's."""
+    of = InImageNet(((7,), (3, 900), (0,)))
+    columns = {}
+    for rule in ("subset", "all", "any", "official"):
+        columns[rule] = Ruled(rule, (1, 1, 2, 0), of).columns
+    assert columns == {
+        "subset": [1, 1, 2, 0],
+        "all": [3, 3, 0, 7],
+        "any": None,
+        "official": None,
+    }
+    meaning = Ruled("all", (), of).meaning
+    assert len(meaning) == 1000 and (meaning >= 0).sum() == 4
+    assert meaning[[7, 3, 900, 0]].tolist() == [0, 1, 1, 2]
+    logits = torch.zeros(2, 1000)
+    logits[0, 900], logits[0, 3], logits[1, 7] = 5.0, 2.0, 4.0
+    logits[0, 500] = 9.0
+    scores = Ruled("subset", (0, 0), of).scores(logits)
+    assert scores.tolist() == [[0, 5, 0], [4, 0, 0]]
+    assert Ruled("all", (0, 0), of).scores(logits) is logits
+    # The best of 1000 may be none of the set's classes; a diverged head has no answer
+    ranking = Ruled("all", (0, 0), of).ranking(logits, 0)
+    assert ranking[0].tolist()[:3] == [-1, 1, 1]
+    logits[1, 999] = torch.nan
+    assert Ruled("all", (0, 0), of).ranking(logits, 0)[1].tolist() == [-1] * 5
+
+
+def test_pixels_are_cut_from_each_side_of_a_wide_image():
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 31, 3), dtype=np.uint8)
+    shown = []
+
+    def inner(image):
+        shown.append(np.asarray(image))
+        return image
+
+    of = SimpleNamespace(transform=lambda: inner)
+    cut = TrimmedGeometry(trim=3, of=of).transform()
+    assert cut(Image.fromarray(pixels)).size == (25, 14)
+    np.testing.assert_array_equal(shown[0], pixels[3:-3, 3:-3])
+
+
+def test_a_set_that_is_none_and_a_rule_that_it_has_not():
+    p = Ood(kind="ood", protocol="ood", rule="official")
+    of = SimpleNamespace(imagenet=None)
+    with pytest.raises(BadInput) as error:
+        ood_probe.refuse(p, "cifar10", of)
+    said = str(error.value)
+    assert said.startswith("cifar10: no set for ImageNet's classifiers; there are ")
+    named = said.rpartition("there are ")[2].split(", ")
+    assert {"imagenet-a", "imagenet-real", "objectnet"} <= set(named)
+    assert not {"cifar10", "imagenet"} & set(named)
+    of = SimpleNamespace(imagenet=InImageNet(((1,),)))
+    said = "imagenet-a: has no rule 'official'; write rule=subset or rule=all"
+    with pytest.raises(BadInput) as error:
+        ood_probe.refuse(p, "imagenet-a", of)
+    assert str(error.value) == said
+    ood_probe.refuse(p, "objectnet", of)
 
 
 # --- kept heads ---
