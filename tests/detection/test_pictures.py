@@ -1,5 +1,7 @@
 """Tests the pictures for people, and compares masks pasted straight to run lengths with bitmaps."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -179,3 +181,127 @@ def test_odd_boxes_have_the_codes_of_whole_images(box):
             bitmap = (sampled >= 0.5).numpy().astype(np.uint8)
         whole = mask.encode(np.asfortranarray(bitmap))
         assert code == {"size": [70, 90], "counts": whole["counts"].decode()}
+
+
+# Where things are drawn, in images that are no squares
+
+
+def a_list(folder, sizes, objects=()):
+    """Write black images of these sizes, each with these objects (label, box)."""
+    records = []
+    for number, (width, height) in enumerate(sizes):
+        file = folder / f"{number}.png"
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (width, height)).save(file)
+        rows = [{"category_id": label, "bbox": box} for label, box in objects]
+        about = {"file_name": str(file), "image_id": 10 + number, "annotations": rows}
+        records.append(about | {"width": width, "height": height})
+    names = tuple(f"c{n}" for n in range(8))
+    return SimpleNamespace(records=records, categories=names, ids=tuple(range(20, 28)))
+
+
+def detected(image, label, score, box):
+    return {"image_id": image, "category_id": 20 + label, "score": score, "bbox": box}
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        ((80, 40), (320, 160)),
+        ((40, 20), (160, 80)),
+        ((20, 40), (80, 160)),
+        ((640, 320), (320, 160)),
+        ((100, 200), (160, 320)),
+    ],
+)
+def test_both_sides_have_the_images_shape(tmp_path, size, shown):
+    (file,) = pictures.write(tmp_path / "p", a_list(tmp_path / "i", [size]), [])
+    with Image.open(file) as image:
+        assert image.size == (2 * shown[0] + 6, shown[1] + 25)
+        # White are the heading and what is between the sides
+        assert image.getpixel((shown[0] + 3, shown[1] + 24)) == (255, 255, 255)
+        assert image.getpixel((shown[0] - 1, 25)) == (0, 0, 0)
+        assert image.getpixel((shown[0] + 6, shown[1] + 24)) == (0, 0, 0)
+
+
+def test_the_first_six_images_are_drawn_under_their_own_names(tmp_path):
+    split = a_list(tmp_path / "i", [(40, 20)] * 8)
+    files = pictures.write(tmp_path / "p", split, [])
+    assert [file.name for file in files] == [f"{n}.png" for n in range(6)]
+    assert sorted(file.name for file in (tmp_path / "p").iterdir()) == [
+        f"{n}.png" for n in range(6)
+    ]
+
+
+def test_boxes_are_drawn_where_they_are_in_the_colour_of_their_class(tmp_path):
+    """Of the eighth class in the colour of the second."""
+    split = a_list(tmp_path / "i", [(80, 40)], [(7, [20, 10, 30, 15])])
+    found = [detected(10, 2, 0.5, [50, 20, 20, 10])]
+    (file,) = pictures.write(tmp_path / "p", split, found)
+    pixels = np.asarray(Image.open(file))[25:]
+    left, right = pixels[:, :320], pixels[:, 326:]
+    for side, colour, (x, y, w, h) in (
+        (left, pictures.COLOURS[1], (80, 40, 120, 60)),
+        (right, pictures.COLOURS[2], (200, 80, 80, 40)),
+    ):
+        column, row = side[y + h - 8], side[:, x + w - 4]
+        drawn = np.flatnonzero((column == colour).all(1))
+        assert drawn.tolist() == [x, x + 1, x + w - 1, x + w]
+        drawn = np.flatnonzero((row == colour).all(1))
+        assert drawn.tolist()[-2:] == [y + h - 1, y + h]
+        # The name stands above the box, so nothing is in it
+        assert not side[y + 4 : y + h - 2, x + 4 : x + w - 2].any()
+        assert side[y - 10, x + 2].tolist() == list(colour)
+
+
+def test_a_name_stays_in_its_image(tmp_path):
+    """Inside the box where there is no room above, and left of the edge."""
+    split = a_list(tmp_path / "i", [(80, 40)], [(0, [77, 1, 3, 38])])
+    (file,) = pictures.write(tmp_path / "p", split, [])
+    left = np.asarray(Image.open(file))[25:, :320]
+    _, columns = np.nonzero((left == pictures.COLOURS[0]).all(2)[6:14])
+    # The box begins at 308, four pixels below the upper edge, and the name is wider than it
+    assert 290 < columns.min() < 306
+    assert columns.max() == 319
+    # With its letters
+    assert not left[6:14, 300:318].any(2).all()
+
+
+def test_as_many_of_the_best_are_shown_as_there_are_objects_but_three(
+    tmp_path, monkeypatch
+):
+    said = []
+    monkeypatch.setattr(
+        pictures, "_write", lambda pen, text, *more: said.append((text, more[1]))
+    )
+    scores = [0.5, 0.91, 0.2, 0.7, 0.655]
+    found = [detected(11, n, s, [1, 1, 9, 9]) for n, s in enumerate(scores)]
+    found.append(detected(12, 3, 0.99, [1, 1, 9, 9]))
+    box = [5, 5, 9, 9]
+    for count, shown in ((1, 3), (4, 4)):
+        said.clear()
+        split = a_list(tmp_path / "i", [(40, 20)] * 2, [(6, box)] * count)
+        pictures.write(tmp_path / "p", split, found)
+        truth = [("c6", 6)] * count
+        best = [("c1 0.91", 1), ("c3 0.70", 3), ("c4 0.66", 4), ("c0 0.50", 0)]
+        # The surest last, so that it lies on top
+        assert said == [*truth, *truth, *best[:shown][::-1]]
+
+
+def test_marked_keypoints_are_dots_in_the_middle_of_their_pixels(tmp_path):
+    split = a_list(tmp_path / "i", [(80, 40)], [(0, [2, 2, 76, 36])])
+    seen = [20.5, 20.5, 2, 40.5, 30.5, 0, 60.5, 20.5, 1]
+    split.records[0]["annotations"][0]["keypoints"] = seen
+    found = detected(10, 0, 0.5, [2, 2, 76, 36])
+    found["keypoints"] = [30, 20, 0.9, 50, 30, -2.0]
+    (file,) = pictures.write(tmp_path / "p", split, [found])
+    pixels = np.asarray(Image.open(file))[25:]
+    colour = list(pictures.COLOURS[0])
+    for side, dots in (
+        (pixels[:, :320], {(80, 80): True, (160, 120): False, (240, 80): True}),
+        (pixels[:, 326:], {(120, 80): True, (200, 120): True, (160, 80): False}),
+    ):
+        for (x, y), there in dots.items():
+            assert (side[y, x].tolist() == colour) is there
+            edges = [side[y, x - 3], side[y, x + 3], side[y - 3, x], side[y + 3, x]]
+            assert all(edge.tolist() == [255] * 3 for edge in edges) is there
