@@ -1,6 +1,7 @@
 """What is scored on the way, and how the processes of a run wait for one another."""
 
 import dataclasses
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -8,14 +9,16 @@ import os
 import re
 import signal
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from support.detection_loop import OneNumber
 from support.detection_runs import run_of_config
 from support.slurm_cluster import free_ports
 
-from backbench.detection import measure, process_group, train_net
+from backbench.detection import evaluate, measure, process_group, train_net
 from backbench.errors import BadInput, Failed
 from backbench.records import store
 from backbench.runs.state import StopFlag
@@ -216,3 +219,91 @@ def test_a_finished_run_tells_its_numbers(run, caplog):
     assert [row.metric for row in measure.report(run.out)] == ["bbox_AP", "bbox_APs"]
     assert re.search(r"bbox_AP +41.26  \[40.0, 42.5\]", caplog.text)
     assert re.search(r"bbox_APs +undefined", caplog.text)
+
+
+# What a detector finds, and what is written of it
+
+
+class Finds:
+    """An engine that finds as many objects in an image as its id says, of two classes in turn."""
+
+    def __init__(self):
+        self.asked = []
+
+    def predictions(self, records, *, workers):
+        self.asked.append(([r["image_id"] for r in records], workers))
+        for record in records:
+            id = record["image_id"]
+            yield [
+                {"image_id": id, "category_id": n % 2, "score": n} for n in range(id)
+            ]
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(8, 5), (3, 3)])
+def test_each_rank_looks_at_its_images_and_the_first_gathers(
+    run, monkeypatch, cores, workers
+):
+    monkeypatch.setattr(measure.loading, "cores", lambda world: cores)
+    records = [{"image_id": id} for id in (2, 0, 1, 3, 1)]
+    prepared = SimpleNamespace(
+        val=SimpleNamespace(records=records, ids=(30, 10)),
+        cfg=SimpleNamespace(DATALOADER=SimpleNamespace(NUM_WORKERS=5)),
+    )
+    found = [(2, 30, 0), (2, 10, 1), (1, 30, 0), (3, 30, 0), (3, 10, 1), (3, 30, 2)]
+    found.append((1, 30, 0))
+    for world in (1, 2, 3):
+        run = dataclasses.replace(run, world=world)
+        engine = Finds()
+        for rank in reversed(range(world)):
+            rows = measure.predict(run, prepared, engine, rank)
+            assert rank == 0 or rows == []
+        assert [tuple(row.values()) for row in rows] == found
+        ids = [record["image_id"] for record in records]
+        shares = [(ids[rank::world], workers) for rank in reversed(range(world))]
+        assert engine.asked == shares
+        measure.scored(run, 0)
+
+
+def test_a_record_is_rows_and_files(run, monkeypatch):
+    p = train_net.prepare(run)
+    monkeypatch.setattr(evaluate, "AP_COUNT", 40)
+    image = p.val.records[1]
+    truth = image["annotations"][0]
+    found = {
+        "image_id": image["image_id"],
+        "category_id": p.val.ids[truth["category_id"]],
+        "bbox": truth["bbox"],
+        "score": 0.5,
+    }
+    measure.record(run, p, [found], 12.5)
+    manifest = hashlib.sha256(p.val.fingerprint.encode()).hexdigest()
+    scores = evaluate.score(p.val, [found], "bbox", (), manifest=manifest)
+    rows, problems = store.read(run.out / "results.jsonl")
+    assert not problems
+    assert scores.values["AP"] > 0
+    assert [(row.metric, row.value, row.ci95) for row in rows] == [
+        (f"bbox_{name}", value, scores.ci95.get(name))
+        for name, value in scores.values.items()
+    ]
+    for row in rows:
+        assert (row.task, row.dataset, row.split) == ("faster_rcnn", "scenes", "val")
+        assert (row.engine, row.seed, row.name) == ("torchvision", p.seed, "random")
+        assert (row.arch, row.checkpoint) == ("resnet18", p.checkpoint.digest)
+        assert row.provenance["evaluator"] == "hotcoco"
+        assert row.provenance["config"] == "tiny_faster_rcnn_R_18_FPN"
+        assert row.provenance["train"] == p.train.fingerprint
+        assert row.provenance["val"] == p.val.fingerprint
+        assert row.provenance["per_category"] == "per_category.json"
+        assert row.origin["images_per_second"] == 12.5
+    assert json.loads((run.out / "predictions.json").read_text()) == [found]
+    of_classes = json.loads((run.out / "per_category.json").read_text())
+    assert of_classes == {"bbox": dict(scores.per_category)}
+    with np.load(run.out / rows[0].provenance["predictions"]) as kept:
+        for name, draws in scores.samples.items():
+            np.testing.assert_allclose(kept[f"bootstrap_bbox_{name}"], draws, atol=1e-4)
+    pictures = sorted((run.out / "pictures").iterdir())
+    assert [each.suffix for each in pictures] == [".png"] * 2
+    # A run that was killed after its rows has them once
+    measure.record(run, p, [found], None)
+    assert len(store.read(run.out / "results.jsonl")[0]) == len(rows)
+    assert measure.report(run.out) == rows
