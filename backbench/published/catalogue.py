@@ -311,10 +311,9 @@ LOST_PROJECTION = """{} numbers of CLLR rest on a lost L. Trained as printed, it
 all of L away, and little of L phi is left to probe ([CLLR: alpha 10](choices.md#cllr)). They are judged as printed, and
 counted apart: whether such a number is reached says little about the method."""
 # With the number of printed numbers on a training that explodes
-EXPLODING = """{} numbers of CLLR, most of them among these, rest on a training that explodes. With SGD at the printed
-rate and lambda from 0.1 on, its loss is not finite after eight steps ([CLLR: lambda from 0.1 on](choices.md#cllr)).
-They are counted apart, too: as printed, such a run ends with a refusal and no number. What the paper did to train it is
-not known."""
+EXPLODING = """{} numbers of CLLR, most of them among these, rest on a training that explodes. With SGD and lambda from
+0.1 on, its loss is not finite within its first steps ([CLLR: lambda from 0.1 on](choices.md#cllr)). They are counted
+apart, too: as printed, such a run ends with a refusal and no number. What the paper did to train it is not known."""
 
 
 def markdown(runs: Sequence[Path] = ()) -> str:

@@ -51,7 +51,7 @@ def expected_by(sweep: Sweep, point: SweepPoint) -> list[str]:
 
 
 # From this weight of the reconstruction on (lambda), at this rate of SGD or more, CLLR's loss is not
-# finite after eight steps (docs/choices.md, "CLLR: lambda from 0.1 on")
+# finite within its first steps (docs/choices.md, "CLLR: lambda from 0.1 on")
 _EXPLODES_FROM = 0.1
 _EXPLODES_AT_RATE = 5e-3
 

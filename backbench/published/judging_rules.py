@@ -7,7 +7,7 @@ numbers it must reach.
 Which numbers are quoted follows from the tables' marks: in LORAC Table 1 they lack the mark of an
 own measurement, in JCL Table 1 they have another paper's mark or none. ARB Table 1 has no marks:
 there a baseline is quoted if solo-learn's README has both its accuracies, digit for digit. Nor have
-the detection tables: there two rows' masks are quoted, whose digits other papers have.
+the detection tables: there three rows' masks are quoted, whose digits other papers have.
 """
 
 import functools

@@ -246,6 +246,7 @@ RESTS_ON = {
     "Barlow Twins: over GPUs": lambda r: (
         r["method"]["name"] == "barlow_twins" and "imagenet" in r["data"]["dataset"]
     ),
+    "stem of small images": lambda r: r.get("stem") in ("conv3", "conv3_p2"),
     "solo-learn: W-MSE": lambda r: r["method"]["name"] == "w_mse",
     "CLLR: probe": lambda r: "cllr" in str(r.get("probe")),
     "CLLR: batch norm": lambda r: (
