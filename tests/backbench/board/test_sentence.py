@@ -746,3 +746,40 @@ def check_monotone(folder: Path, seed: int, boards: int) -> None:
             if seen % 20 == 0:
                 said = answer(board, sets)
                 assert re.search(rf"{leader} leads|{leader} lead |too", said), said
+
+
+@pytest.mark.parametrize(
+    ("groups", "more"),
+    [
+        (2, ""),
+        (3, "; 1 more group stands in the table"),
+        (4, "; 2 more groups stand in the table"),
+    ],
+)
+def test_of_many_groups_three_have_a_verdict_and_the_others_are_counted(
+    tmp_path, groups, more
+):
+    table = {
+        "a": {KNN: 80, FEW: 70, LOGREG: 85},
+        "b": {KNN: 60, FEW: 50, LOGREG: 70},
+    }
+    for number, names in enumerate(("cd", "ef", "gh", "ij")[:groups]):
+        better = 70 if names == "cd" else 90
+        table[names[0]] = {NEIGHBOURS[number]: better}
+        table[names[1]] = {NEIGHBOURS[number]: 70}
+    board = board_of(tmp_path, table)
+    said = sentences(board, overall(board))
+    alone = "{} leads alone over {}: rank 1 of 2 with 95% confidence, for {} on other images"
+    clauses = [
+        alone.format("a", "3 measurements", "these measurements"),
+        "no clear winner: c and d cannot be told apart over Nearest neighbours on birds",
+        alone.format("e", "Nearest neighbours on boats", "this measurement"),
+    ]
+    assert said[0] == f"{'; '.join(clauses)}{more}."
+    never = said[-1].partition("; `")[0]
+    ends = {
+        2: " and {e, f}",
+        3: ", {e, f} and 1 other group",
+        4: ", {e, f} and 2 other groups",
+    }
+    assert never == f"Never measured together: {{a, b}}, {{c, d}}{ends[groups]}"
