@@ -503,3 +503,20 @@ def test_a_list_says_where_it_is_wrong_and_what_to_write(tmp_path):
         f"--list {file}:1: 'cat/1.png wrong' is not image, tab, copy | wrong | label, tab,"
         " right label"
     )
+
+
+@pytest.mark.parametrize(("flawed", "known"), [(20, True), (19, False)])
+def test_a_change_is_known_by_twenty_flawed_images(flawed, known):
+    rng = np.random.default_rng(4)
+    label = np.zeros(600, int)
+    wrong = rng.random(600) < 0.2
+    wrong[:20] = True
+    arrays = {
+        "prediction": 1 * wrong,
+        "label": label,
+        "right": label,
+        "flaw": np.where(np.arange(600) < flawed, clean_test.WRONG, 0),
+    }
+    value, ci95 = clean_test.value(arrays, "change_top1_x")
+    assert value == pytest.approx(100 * (wrong.mean() - wrong[flawed:].mean()))
+    assert (ci95 is not None) == known

@@ -116,6 +116,30 @@ def test_seeds_that_draw_lists_of_their_own_are_one_kind_of_data():
     assert same[one, 0] != same[other, 0]
 
 
+@pytest.mark.parametrize("val", [HELD_OUT, "official"])
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_either_list_of_the_training_tells_rows_apart(val, part):
+    def lists(**changes):
+        manifests = {"train": "a", "val": "b", "test": "c", **changes}
+        about = {
+            "manifests": manifests,
+            "images": dict.fromkeys(manifests, 9),
+            "val": val,
+        }
+        row = a_result(provenance=about)
+        return data_manifests.of_row(row, has_recipe=True)
+
+    assert lists() == lists() != lists(**{part: "other"})
+    assert (lists().fixed == lists(**{part: "other"}).fixed) == (val == HELD_OUT)
+    assert data_manifests.scored_list(a_result(provenance={"manifest": "x"})) == "x"
+
+
+def test_a_detectors_list_is_its_file_of_annotations():
+    facts = {"train": "t:ab:3", "val": "v:cd:2", "manifest": "x"}
+    found = data_manifests.scored_list(a_result(task="mask_rcnn", provenance=facts))
+    assert found == digest_of("v:cd:2")
+
+
 def of_rows_that_tell(*told):
     """What rows say of the orders of lists: dataset, digests by part, the digests in path order."""
     rows = []

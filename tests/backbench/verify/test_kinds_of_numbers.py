@@ -10,9 +10,11 @@ from support.records import a_result, digest_of
 
 from backbench.images.multilabel import IGNORED, PRESENT
 from backbench.records import ap_errors, kept_scores, label_tables, predictions
+from backbench.runs import seeding
 from backbench.stats import confidence, resampling
 from backbench.stats.ap_errors import (
     BACKGROUND,
+    ERRORS,
     HIT,
     LOCATION,
     NO_CLASS,
@@ -315,6 +317,16 @@ def test_tables_of_a_stranger_are_looked_at_in_turn(change, says):
     assert no_metric == "its file does not say which classes its images show"
 
 
+def test_scores_on_resamples_are_those_of_lists_written_out():
+    arrays = label_tables.kept(SCORE, TABLE, "m")
+    counts = resampling.image_counts(seeding.seed_of("images", "m", 4), 4)
+    for metric in ("map", "map11"):
+        for drawn, count in zip(arrays[f"bootstrap_{metric}"], counts[:40]):
+            images = np.repeat(np.arange(4), count)
+            again = label_tables.values(arrays["score"][images], TABLE[images])
+            assert drawn == pytest.approx(again[metric], nan_ok=True)
+
+
 def test_as_many_scores_are_read_as_the_bound_says(monkeypatch):
     arrays = label_tables.kept(SCORE, TABLE, "m")
     monkeypatch.setattr(label_tables, "_MOST", 8)
@@ -464,6 +476,41 @@ def test_outcomes_that_no_detections_give_are_named(change, says):
     assert ap_errors.fault(arrays, "bbox_location") == says
     no_cost = "'bbox_AP' is no error of a detection"
     assert ap_errors.fault(arrays, "bbox_AP") == no_cost
+
+
+def test_costs_on_resamples_are_of_the_draws_of_the_list_file_after_file():
+    """All that was scored on a list of images is drawn alike."""
+    seed = seeding.seed_of("images", "m", 3)
+    counts = resampling.image_counts(seed, 3)
+    kept = []
+    for found in (outcomes(), outcomes(fault=np.array([BACKGROUND, HIT, HIT]))):
+        arrays = ap_errors.kept({"bbox": found}, "m")
+        drawn = costs(found, counts)
+        for error in ERRORS:
+            np.testing.assert_array_equal(
+                arrays[f"bootstrap_bbox_{error}"], drawn[error]
+            )
+        kept.append(arrays)
+    for arrays in (*kept, kept[0]):
+        assert ap_errors.fault(arrays, "bbox_background") == ""
+    other = "bootstrap_bbox_background"
+    forged = {**kept[1], other: kept[0][other]}
+    assert ap_errors.fault(forged, "bbox_background").startswith(
+        "its resamples are not"
+    )
+
+
+def test_a_detector_may_find_nothing_and_a_draw_may_have_no_object():
+    none = np.zeros(0, int)
+    silent = outcomes(image=none, category=none, fault=none, mended=none)
+    one = {name: np.array([0]) for name in ("image", "category", "missed")}
+    alone = outcomes(**{f"object_{name}": array for name, array in one.items()})
+    for found in (silent, alone):
+        arrays = ap_errors.kept({"bbox": found}, "m")
+        assert ap_errors.fault(arrays, "bbox_missed") == ""
+    assert np.isnan(arrays["bootstrap_bbox_missed"]).any(), (
+        "draws without the first image"
+    )
 
 
 def test_classes_and_images_of_outcomes_have_bounds(monkeypatch):
