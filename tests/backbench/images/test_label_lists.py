@@ -93,6 +93,11 @@ def test_a_list_of_maps_depends_on_the_maps_files(maps):
     [
         (Image.new("L", (5, 4)), r"1\.png: 5 x 4 pixels, its image 1\.jpg has 4 x 5"),
         (Image.new("L", (4, 5), 9), r"1\.png: label 9 is none of this data set's"),
+        # The first of several
+        (
+            Image.frombytes("L", (4, 5), bytes([0, 0, 8, 9] * 5)),
+            r"1\.png: label 8 is none of this data set's",
+        ),
         (
             Image.new("RGB", (4, 5)),
             r"1\.png: a label map is a PNG of .*this one is RGB",
