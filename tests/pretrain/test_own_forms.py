@@ -1,15 +1,19 @@
 """The form in which a method trains on one's own pictures: sizes, batches, budgets, lengths."""
 
+import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from PIL import Image
+from support import tiny_pretraining
 
 from backbench.cli import pretrain
 from backbench.errors import BadInput
+from backbench.images.crops import Crops
 from backbench.pretrain import own, train
+from backbench.pretrain.recipe import ViewsConfig
 from backbench.requests.pretrain import PretrainRequest
 
 
@@ -189,3 +193,104 @@ def test_steps_are_not_timed_where_there_is_no_batch(monkeypatch):
         BadInput, match="mine: 63 images are fewer than one batch of 64"
     ):
         train.seconds_per_step(config, request())
+
+
+# The whole of a form
+
+PLAIN = {
+    "arch": "resnet50",
+    "batch_size": 1024,
+    "method": {"queue": 1000, "groups": 8},
+    "optim": {"warmup_epochs": 10},
+    "views": {"crops": [{"size": 224, "count": 2}, {"size": 96, "count": 6}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "queue", "groups"),
+    [
+        (16, 4, 8, 1),
+        (400, 64, 192, 8),
+        (511, 64, 192, 8),
+        (2000, 256, 768, 8),
+        (4000, 256, 1000, 8),
+        (9, 2, 4, 1),
+        (64, 16, 32, 2),
+    ],
+)
+def test_a_form_changes_these_keys_and_no_others(
+    monkeypatch, count, batch, queue, groups
+):
+    monkeypatch.setattr(own.recipes, "find_recipe", lambda name, kind: (name, kind))
+    monkeypatch.setattr(own.recipes, "read_recipe", lambda path: PLAIN)
+    asked = request("lorac", overrides=("seed=3",))
+    same = (
+        'name="lorac-mine"',
+        'data.dataset="mine"',
+        "data.split=train",
+        "expected=[]",
+        f"batch_size={batch}",
+        f"method.queue={queue}",
+        f"method.groups={groups}",
+    )
+    one = own.request_for(asked, Pictures(count), 224, width=1.0, epochs=0)
+    assert one.overrides == (*same, "seed=3")
+    one = own.request_for(asked, Pictures(count), 32, width=0.5, epochs=30)
+    assert one.overrides == (
+        *same,
+        'arch="resnet50,width=0.5"',
+        "epochs=30",
+        "stop_after_epochs=null",
+        "optim.warmup_epochs=3",
+        'views.crops=[{"size": 32, "count": 2}, {"size": 14, "count": 6}]',
+        "seed=3",
+    )
+    one = own.request_for(asked, Pictures(count), 2, width=1.0, epochs=500)
+    assert one.overrides[-3:] == (
+        "optim.warmup_epochs=10",
+        'views.crops=[{"size": 2, "count": 2}, {"size": 1, "count": 6}]',
+        "seed=3",
+    )
+
+
+def test_budgets_are_bounded():
+    assert own.parse_budget("") == own.Budget()
+    for text, seconds in (("90s", 90), ("1.5min", 90), ("0.25h", 900), ("2d", 172800)):
+        assert own.parse_budget(text) == own.Budget(seconds=seconds)
+    for epochs in (1, own.MOST_EPOCHS):
+        assert own.parse_budget(f"epochs={epochs}") == own.Budget(epochs=epochs)
+    for epochs in (0, own.MOST_EPOCHS + 1):
+        with pytest.raises(BadInput) as error:
+            own.parse_budget(f"epochs={epochs}")
+        said = f"--budget epochs={epochs}: from 1 to {own.MOST_EPOCHS} epochs"
+        assert str(error.value) == said
+    for text in ("0h", "0.000s", "10", "x" * 50):
+        with pytest.raises(BadInput) as error:
+            own.parse_budget(text)
+        assert str(error.value) == (
+            f"--budget {text[:40]}: a time as 10min, 2h or 1d, or a length as epochs=20"
+        )
+
+
+def test_the_untrained_trunk_is_the_one_that_the_training_begins_with():
+    crops = (Crops(size=32, count=1),)
+    config = tiny_pretraining.config(
+        arch="resnet18,width=0.5",
+        stem="cifar",
+        zero_init_residual=True,
+        seed=7,
+        batch_size=16,
+        views=ViewsConfig(crops=crops),
+    )
+    *keys, views = own.untrained(config)
+    assert keys == [
+        'name="random-test"',
+        'arch="resnet18,width=0.5"',
+        "stem=cifar",
+        "zero_init_residual=true",
+        "seed=7",
+        'data.dataset="shapes"',
+        "batch_size=16",
+    ]
+    given = json.loads(views.removeprefix("views="))
+    assert [(group["size"], group["count"]) for group in given["crops"]] == [(32, 1)]
