@@ -278,19 +278,24 @@ def test_maps_may_differ_by_a_hundred_thousandth_of_their_largest_value():
 
 
 def test_stochastic_depth_rises_from_the_first_block_to_the_last():
-    class Block(nn.Module):
+    class DroppingBlock(nn.Module):
         def __init__(self, *names):
             super().__init__()
             for name in names:
                 setattr(self, name, nn.Identity())
 
     both = ("drop_path1", "drop_path2")
-    trunk = nn.Sequential(Block(*both), Block(), Block("drop_path"), Block(*both))
+    trunk = nn.Sequential(
+        DroppingBlock(*both),
+        DroppingBlock(),
+        DroppingBlock("drop_path"),
+        DroppingBlock(*both),
+    )
     backbones.set_drop_paths(trunk, 0.4)
     paths = [m for m in trunk.modules() if isinstance(m, backbones.DropPath)]
     assert [path.drop_prob for path in paths] == pytest.approx([0.2, 0.4, 0.4])
     assert type(trunk[0].drop_path1) is type(trunk[0].drop_path2) is nn.Identity
-    none = nn.Sequential(Block())
+    none = nn.Sequential(DroppingBlock())
     none.arch = "resnet18"
     with pytest.raises(BadInput) as error:
         backbones.set_drop_paths(none, 0.4)

@@ -122,17 +122,17 @@ def test_workers_are_those_asked_for_or_at_most_one_a_core(
 def test_images_make_at_least_one_batch():
     config = tiny_pretraining.config(batch_size=8)
 
-    class Pictures(list):
+    class SomePictures(list):
         root = Path("here")
 
-    train.refuse_too_few(config, Pictures(range(8)))
+    train.refuse_too_few(config, SomePictures(range(8)))
     with pytest.raises(BadInput) as error:
-        train.refuse_too_few(config, Pictures(range(7)))
+        train.refuse_too_few(config, SomePictures(range(7)))
     assert str(error.value) == (
         "here: 7 images are fewer than one batch of 8; set batch_size to at most 7"
     )
     # Without a step there is no batch
-    train.refuse_too_few(tiny_pretraining.config(epochs=0), Pictures())
+    train.refuse_too_few(tiny_pretraining.config(epochs=0), SomePictures())
 
 
 def test_images_are_a_dataset_of_root_or_a_folder_of_ones_own(monkeypatch):
