@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as mask_api
 
-from backbench.detection.data import masks
+from backbench.detection.data import masks, outlines
 
 
 def area(polygon):
@@ -40,3 +40,16 @@ def test_run_lengths_become_the_contours_of_their_parts(plain):
     assert sorted(area(polygon) for polygon in found) == [5 * 7, 9 * 19]
     for polygon in found:
         assert len(polygon) >= 6 and all(isinstance(value, int) for value in polygon)
+
+
+@pytest.mark.parametrize("shape", [(1, 9), (9, 1), (1, 1), (2, 5)])
+def test_run_lengths_of_thin_images_have_a_box(shape):
+    height, width = shape
+    mask = np.zeros(shape, np.uint8)
+    rows = slice(height // 3, max(1, height - height // 3))
+    columns = slice(width // 3, max(1, width - width // 3))
+    mask[rows, columns] = 1
+    run_lengths = mask_api.encode(np.asfortranarray(mask))
+    expected = mask_api.toBbox(run_lengths).tolist()
+    in_file = {"size": [height, width], "counts": run_lengths["counts"].decode()}
+    assert outlines.bounding_box(in_file) == expected

@@ -105,6 +105,21 @@ def test_a_queue_is_filled_by_whole_batches(length, size):
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "added"),
+    [
+        ({}, 6),
+        ({"symmetric": True}, 12),
+        ({"symmetric": True, "queue_per_view": True}, 6),
+    ],
+)
+def test_a_queue_takes_the_keys_of_both_views_or_has_one_of_each(settings, added):
+    moco = {"name": "moco", "head": HEAD, "momentum": 0.9, "groups": 1, **settings}
+    build(2, queue=3 * added, **moco)
+    with pytest.raises(BadInput, match=f"no multiple of the batch size {added};"):
+        build(2, queue=3 * added + 3, **moco)
+
+
 # ---- Heads
 
 
