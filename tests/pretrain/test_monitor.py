@@ -168,6 +168,7 @@ def test_a_run_that_continues_knows_whether_it_has_its_score(tmp_path):
 
 def test_each_image_that_was_left_out_is_told_once(tmp_path, caplog):
     record = monitor.RunLog(tmp_path, tiny_pretraining.config(), 0, 0, 9)
+    caplog.clear()  # the price
     parts = [SimpleNamespace(skipped=each) for each in (("a", "b"), ("a", "c"))]
     record.warn_of_skipped(parts)
     record.warn_of_skipped(parts[1:])

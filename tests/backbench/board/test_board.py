@@ -164,7 +164,8 @@ def test_the_protocol_of_printed_detections_is_the_shipped_one():
     from backbench.detection import dialect, protocol
 
     given = dialect.read("mask_rcnn_R_50_FPN_1x", [])
-    one = next(r for r in published.rows() if r.task == "mask_rcnn")
+    judgeable = [r for r in published.rows() if judging_rules.reason(r) is None]
+    one = next(r for r in judgeable if r.task == "mask_rcnn")
     column = judging_rules.column_of(one)
     assert (column.protocol, column.engine) == (protocol.protocol(given), "detectron2")
 
