@@ -19,7 +19,8 @@ from PIL import Image
 from support.extraction import CPU, GEOMETRY, checkpoint, extractor
 from support.interruptions import Killed, kill
 
-from backbench.errors import BadInput, Preempted
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput, Failed, Preempted
 from backbench.images import contents, image_list
 from backbench.images.image_list import ImageList, scan_folder
 from backbench.images.preprocess import (
@@ -508,6 +509,16 @@ def test_a_trunk_that_overflows_on_a_later_batch_alone_is_refused_at_the_end():
     trunk.watch.see(torch.full((4, 512), float("nan")), pixels, "x")
     with pytest.raises(BadInput, match="not finite"):
         trunk.verify()
+
+
+def test_features_of_splits_are_of_trunks_that_stayed_as_they_were(images, cache):
+    of_both = extractor(cache, checkpoint(0), checkpoint(1))
+    found = Splits(train=images, val=images, test=images, held_out=True)
+    assert [len(each) for each in of_both.of_splits(found, "set")] == [2, 2, 2]
+    with torch.no_grad():
+        next(of_both.trunks[1].module.parameters()).add_(1)
+    with pytest.raises(Failed, match=r"the frozen trunk of .* has changed"):
+        of_both.of_splits(found, "set")
 
 
 def test_one_image_and_equal_images_are_no_collapse(tmp_path, cache):

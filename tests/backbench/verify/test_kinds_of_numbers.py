@@ -614,3 +614,18 @@ def test_a_list_may_lie_in_the_run_or_in_a_corpus_above_it(tmp_path, monkeypatch
     monkeypatch.setattr(verification, "_lists", {})
     assert verification._labels(digest, paths).tolist() == [3, 0]
     assert verification._labels(digest, []) is None
+
+
+def test_five_best_alone_back_a_top5(tmp_path):
+    """A file may say which images are right by their five best, and not by which class."""
+    five_best = np.array([1, 1, 0, 1], dtype=bool)
+    row = row_of(
+        tmp_path,
+        arrays={"hits5": five_best},
+        task="linear",
+        metric="top5",
+        value=75.0,
+        ci95=confidence.of_hits(five_best),
+    )
+    assert verdict(tmp_path, row) == FROM_KEPT
+    assert "75" in verdict(tmp_path, dataclasses.replace(row, value=50.0))
