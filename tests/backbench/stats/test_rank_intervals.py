@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.stats import rankdata
 
 from backbench.stats import (
     column_comparisons,
@@ -21,6 +22,16 @@ def of(values, **more):
     values = np.asarray(values, float)
     datasets = more.pop("datasets", [str(c) for c in range(values.shape[1])])
     return rank_intervals.ranking(values, datasets, **more)
+
+
+def test_ranks_of_columns_are_scipys():
+    draw = np.random.default_rng(0)
+    for _ in range(100):
+        # Few unlike values, so that many are equal
+        values = draw.integers(0, 4, draw.integers(1, 8, 2)).astype(float)
+        values[draw.random(values.shape) < 0.3] = NAN
+        expected = rankdata(-values, axis=0, nan_policy="omit")
+        np.testing.assert_array_equal(rank_intervals.column_ranks(values), expected)
 
 
 def test_exact_ties_share_a_rank():
