@@ -109,8 +109,8 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
         )
     if item.on_exploding_training:
         print(
-            f"{item.on_exploding_training} of them rest on a training that explodes at the printed"
-            " rate and ends without a number (docs/choices.md, CLLR: lambda from 0.1 on)"
+            f"{item.on_exploding_training} of them rest on a training that explodes and ends without"
+            " a number (docs/choices.md, CLLR: lambda from 0.1 on)"
         )
     for line in _beside(item, board):
         print(f"  {line}")

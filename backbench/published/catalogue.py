@@ -6,7 +6,7 @@ rows that they must reach (`expected`). The catalogue reads both, so it agrees w
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,14 +69,16 @@ class PrintedItem:
     @property
     def on_lost_projection(self) -> int:
         """How many judgeable numbers rest on an L that CLLR's penalty takes away."""
-        return sum(self.why_not(n) is None and n.key in self.lost for n in self.numbers)
+        return self._judgeable_among(self.lost)
 
     @property
     def on_exploding_training(self) -> int:
         """How many judgeable numbers rest on a training of CLLR that explodes as printed."""
-        return sum(
-            self.why_not(n) is None and n.key in self.exploding for n in self.numbers
-        )
+        return self._judgeable_among(self.exploding)
+
+    def _judgeable_among(self, keys: Container[str]) -> int:
+        """Count the judgeable numbers of these rows."""
+        return sum(n.key in keys and self.why_not(n) is None for n in self.numbers)
 
     @property
     def beside(self) -> tuple[str, ...]:

@@ -62,21 +62,25 @@ _LOST_FROM = 1.0
 
 def loses_projection(sweep: Sweep, point: SweepPoint) -> bool:
     """Say whether one point trains CLLR with a penalty that takes nearly all of its L away."""
-    recipe = config.apply_overrides(shipped(sweep.recipe), sweep.overrides)
-    keys = config.flat(recipe) | point.changes
+    keys = _keys_of(sweep, point)
     if keys.get("method.name") != "cllr" or keys.get("method.norm") == "none":
         return False
     return float(keys["method.alpha"]) >= _LOST_FROM
 
 
 def explodes(sweep: Sweep, point: SweepPoint) -> bool:
-    """Say whether one point trains CLLR at a printed rate that its reconstruction does not bear."""
-    recipe = config.apply_overrides(shipped(sweep.recipe), sweep.overrides)
-    keys = config.flat(recipe) | point.changes
+    """Say whether one point trains CLLR at a rate that its reconstruction does not bear."""
+    keys = _keys_of(sweep, point)
     if keys.get("method.name") != "cllr" or keys.get("optim.name") != "sgd":
         return False
     fast = float(keys["optim.lr"]) >= _EXPLODES_AT_RATE
     return fast and float(keys["method.weight"]) >= _EXPLODES_FROM
+
+
+def _keys_of(sweep: Sweep, point: SweepPoint) -> Mapping[str, Any]:
+    """Return the dotted keys of one point's recipe, without defaults."""
+    recipe = config.apply_overrides(shipped(sweep.recipe), sweep.overrides)
+    return config.flat(recipe) | point.changes
 
 
 @functools.cache
@@ -94,9 +98,8 @@ def _by_key(grid: str) -> Mapping[str, list[Leaves]]:
     except BadInput:
         return by_key  # no grid makes this table
     for sweep in sweeps(found):
-        recipe = config.apply_overrides(shipped(sweep.recipe), sweep.overrides)
         for point in sweep.points():
-            of_point = settings(config.flat(recipe) | point.changes)
+            of_point = settings(_keys_of(sweep, point))
             for key in expected_by(sweep, point):
                 by_key.setdefault(key, []).append(of_point)
     return by_key
