@@ -110,6 +110,11 @@ def _unpacked(data: bytes, codec: str, block: int) -> bytes:
     elif codec == "gzip":
         # Of a gzip or a zlib stream, as pyarrow reads it
         out = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(data, block + 1)
+    elif codec == "brotli":
+        import pyarrow
+
+        stream = pyarrow.CompressedInputStream(pyarrow.BufferReader(data), codec)
+        out = stream.read(block + 1)
     else:
         import pyarrow
 
@@ -125,10 +130,9 @@ def _unpacked(data: bytes, codec: str, block: int) -> bytes:
         out = pyarrow.decompress(
             data, decompressed_size=block, codec=codec, asbytes=True
         )
-        # pyarrow fills up what these two unpack short. What really has `block` bytes does not fit
-        # into one less
-        filled_up = codec in ("lz4_raw", "brotli") and block > 0
-        if filled_up and _fits(data, codec, block - 1):
+        # What LZ4 unpacks short is filled up with zeros, and no stream can be read of it. What
+        # really has `block` bytes does not fit into one less
+        if codec == "lz4_raw" and block > 0 and _fits(data, codec, block - 1):
             raise ValueError(f"fewer than {block} bytes")
     if len(out) != block:
         raise ValueError(f"{len(out)} bytes, not {block}")
