@@ -79,6 +79,7 @@ class ClassHead(NamedTuple):
 
     @staticmethod
     def of_state(state: Mapping[str, Any]) -> "ClassHead":
+        """Make the head again of what `state` returned."""
         return ClassHead(**{**state, "scores": state["scores"].numpy()})
 
 
