@@ -170,17 +170,15 @@ def random_trunk(file: Path, seed: int) -> None:
     """Write a ResNet-18 with random weights as a checkpoint."""
     import torch
 
+    from backbench.weights.archs import build_trunk
     from backbench.weights.checkpoint import Checkpoint
-    from backbench.weights.families.resnet_trunk import build_backbone
 
     torch.manual_seed(seed)
-    trunk = build_backbone("resnet18")
-    about = {"name": f"random{seed}"}
     checkpoint = Checkpoint(
-        state_dict=trunk.state_dict(),
+        state_dict=build_trunk("resnet18").state_dict(),
         arch="resnet18",
         method="random",
-        provenance=about,
+        provenance={"name": f"random{seed}"},
     )
     checkpoint.save(file)
 
