@@ -46,21 +46,25 @@ def test_a_dataset_that_is_named_counts_before_the_folder():
         parse_task("knn/", "mine")
 
 
-def test_what_follows_from_others_names_the_command_that_makes_it():
-    said = (
-        "task 'clean_test/digits': follows from kept predictions and a list; measure knn or"
-        " another task, then `backbench rescore RUNS --list FILE`"
-    )
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (
+            "clean_test/digits",
+            "follows from kept predictions and a list; measure knn or another task, then"
+            " `backbench rescore RUNS --list FILE`",
+        ),
+        (
+            "mask_rcnn_errors/mine",
+            "follows from kept detections; measure mask_rcnn, then"
+            " `backbench errors RUNS --data ROOT`",
+        ),
+    ],
+)
+def test_what_follows_from_others_names_the_command_that_makes_it(task, said):
     with pytest.raises(BadInput) as error:
-        parse_task("clean_test/digits")
-    assert str(error.value) == said
-    said = (
-        "task 'mask_rcnn_errors/mine': follows from kept detections; measure mask_rcnn, then"
-        " `backbench errors RUNS --data ROOT`"
-    )
-    with pytest.raises(BadInput) as error:
-        parse_task("mask_rcnn_errors/mine")
-    assert str(error.value) == said
+        parse_task(task)
+    assert str(error.value) == f"task '{task}': {said}"
 
 
 @pytest.mark.parametrize(

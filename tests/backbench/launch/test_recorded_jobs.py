@@ -72,19 +72,24 @@ def test_a_recorded_command_writes_into_its_own_folder(tmp_path):
         )
 
 
-def written(tmp_path, change):
-    """What is read of a submission's file after a change of it."""
-    ledger = Ledger(tmp_path)
-    submission = Submission(
+def submission_of(*jobs, ids=()):
+    return Submission(
         uid="u1",
         grid="g",
         cluster="c",
         cluster_overrides=(),
         kind="slurm",
         time=1.0,
-        jobs=(job("x/y"), job("x/z", makes="x/z/file")),
-        ids=("7_0", "8"),
+        jobs=jobs,
+        ids=ids,
     )
+
+
+def written(tmp_path, change):
+    """Return what is read of a submission's file after a change of it."""
+    ledger = Ledger(tmp_path)
+    two_jobs = (job("x/y"), job("x/z", makes="x/z/file"))
+    submission = submission_of(*two_jobs, ids=("7_0", "8"))
     ledger.write_submission(submission)
     file = ledger.submission_file(submission)
     data = json.loads(file.read_text())
@@ -185,15 +190,7 @@ def test_a_jobs_last_line_is_the_last_that_says_something(tmp_path):
 )
 def test_what_slurms_script_said_last(tmp_path, text, line):
     ledger = Ledger(tmp_path)
-    submission = Submission(
-        uid="u1",
-        grid="g",
-        cluster="c",
-        cluster_overrides=(),
-        kind="slurm",
-        time=1.0,
-        jobs=(job(),),
-    )
+    submission = submission_of(job())
     if text is not None:
         file = ledger.submitit(submission) / "7_3_0_log.out"
         file.parent.mkdir(parents=True)
