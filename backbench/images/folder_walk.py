@@ -87,8 +87,8 @@ class ClassWalk:
                     yield f"{path}/{entry.name}", True
                 elif not name_passed_over(entry.name):
                     others.append(entry)
-            # The last name first, as the stack needs it
-            for entry in sorted(others, key=_name_of, reverse=True):
+            # Sorted, so that of two that are wrong the same one is named everywhere
+            for entry in sorted(others, key=_name_of):
                 image = is_image_name(entry.name)
                 if entry.is_symlink() and not image:
                     _refuse_broken(entry.path)

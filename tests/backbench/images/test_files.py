@@ -302,6 +302,28 @@ def test_several_missing_classes_may_be_a_subset(folder):
     assert str(refused.value) == missing
 
 
+def test_a_folder_called_as_an_image_is_listed_with_what_it_holds(folder):
+    """Its reader refuses it then by its name, and no picture in it is lost."""
+    inside = folder / "a" / "9.png" / "4.png"
+    inside.parent.mkdir()
+    inside.write_bytes((folder / "b" / "2.png").read_bytes())
+    assert list(scan_folder(folder).paths) == [
+        "a/1.png",
+        "a/9.png",
+        "a/9.png/4.png",
+        "a/sub/3.png",
+        "b/10.jpg",
+        "b/2.png",
+    ]
+
+
+def test_of_links_that_lead_nowhere_the_first_by_name_is_named(folder):
+    for name in ("c", "a", "e", "b", "d"):
+        (folder / "b" / name).symlink_to("nowhere")
+    with pytest.raises(BadInput, match="b/a: is a link to nowhere, which is not there"):
+        scan_folder(folder)
+
+
 def test_files_that_are_passed_over_are_listed(folder, tmp_path):
     for name in ("beside.txt", "beside.png", ".hidden", "b/z/deep.csv"):
         (folder / name).parent.mkdir(exist_ok=True)
