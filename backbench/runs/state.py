@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import hashlib
 import io
+import pickle
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,8 @@ def save_state(path: str | Path, state: Mapping[str, object]) -> None:
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """Read what `save_state` wrote, without running code. Raise BadInput for a damaged file."""
+    """Read what `save_state` wrote, without running code. Raise BadInput for a damaged file, and for
+    one that holds more than plain values and tensors."""
     import torch
 
     path = Path(path)
@@ -49,7 +51,12 @@ def load_state(path: str | Path) -> dict[str, Any]:
         raise BadInput(
             f"{path}: the state is damaged (sha256 differs); remove it to start over"
         )
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise BadInput(
+            f"{path}: another version wrote this state; remove it to start over"
+        ) from None
 
 
 class StopFlag:
