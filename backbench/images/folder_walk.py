@@ -79,12 +79,12 @@ class ClassWalk:
             folder = left.pop()
             if not self._claim(folder, name):
                 continue
-            path = folder[self._begin :]
+            below_root = folder[self._begin :]
             # A million times over: most entries are plain files with an image's name
             others = []
             for entry in _listed(folder):
                 if is_image_name(entry.name) and entry.is_file(follow_symlinks=False):
-                    yield f"{path}/{entry.name}", True
+                    yield f"{below_root}/{entry.name}", True
                 elif not name_passed_over(entry.name):
                     others.append(entry)
             # Sorted, so that of two that are wrong the same one is named everywhere
@@ -102,7 +102,7 @@ class ClassWalk:
                 if not image:
                     refuse_run(entry.path, entry.name)
                 # A folder called as an image is yielded, too, so that its reader refuses it
-                yield f"{path}/{entry.name}", image
+                yield f"{below_root}/{entry.name}", image
 
     def _claim(self, folder: str, name: str) -> bool:
         """Note which class a folder is of; False where that class has it already."""
