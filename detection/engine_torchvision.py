@@ -91,7 +91,10 @@ class TorchvisionEngine(DetectionEngine):
         return cfg
 
     def build(self) -> Detector:
-        trunk = self.checkpoint.backbone()
+        # A fresh trunk is drawn before the heads, as it always was: a seed keeps their weights.
+        given = self.checkpoint
+        trunk = given.family.build(given.arch, given.stem, given.reading)
+        trunk.load_state_dict(dict(given.state_dict), strict=True)
         return Detector(self.cfg, trunk, self.checkpoint.pixels).to(self.device)
 
     def build_optimizer(self) -> torch.optim.Optimizer:

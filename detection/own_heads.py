@@ -69,7 +69,7 @@ def config_for(request: DetectRequest) -> str:
         )
     if request.checkpoint is None:
         return OWN_CONFIG
-    trunk = importing.read(Path(request.checkpoint)).backbone()
+    trunk = importing.read(Path(request.checkpoint)).blank()
     return OWN_PLAIN_CONFIG if backbones.is_plain(trunk) else OWN_CONFIG
 
 

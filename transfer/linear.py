@@ -209,9 +209,7 @@ def read_groups(
         probe = probe_of(group.protocol.kind)
         if reads_features(group.protocol):
             for checkpoint in group.checkpoints:
-                trunk = checkpoint.family.blank(
-                    checkpoint.arch, checkpoint.stem, checkpoint.reading
-                )
+                trunk = checkpoint.blank()
                 trunk.refuse_size(group.geometry.crop, group.geometry.crop)
         probe.refuse(group.protocol, group.dataset.name, group.splits)
         groups[n] = replace(group, found=probe.fits(group))

@@ -167,9 +167,7 @@ def _by_pyramid(
     """Take another config for plain vision transformers, which have one map for the pyramid."""
     groups: dict[WantedTask, list[Checkpoint]] = {}
     for checkpoint in plan.checkpoints:
-        trunk = checkpoint.family.blank(
-            checkpoint.arch, checkpoint.stem, checkpoint.reading
-        )
+        trunk = checkpoint.blank()
         plain = len(trunk.strides) == 1
         recipe = f"{wanted.recipe}_plain" if plain else wanted.recipe
         groups.setdefault(wanted._replace(recipe=recipe), []).append(checkpoint)
@@ -187,9 +185,7 @@ def _fitted(
     groups: dict[WantedTask, list[Checkpoint]] = {}
     for checkpoint in plan.checkpoints:
         words = list(shared_words)
-        blank = checkpoint.family.blank(
-            checkpoint.arch, checkpoint.stem, checkpoint.reading
-        )
+        blank = checkpoint.blank()
         size = blank.size
         if "of" not in geometry:
             crop = geometry["crop"]

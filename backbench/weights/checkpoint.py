@@ -129,9 +129,14 @@ class Checkpoint:
 
     def backbone(self) -> Trunk:
         """Build the trunk with these weights, in training mode; call .eval() to use it frozen."""
-        trunk = self.family.build(self.arch, self.stem, self.reading)
+        trunk = self.family.unfilled(self.arch, self.stem, self.reading)
         trunk.load_state_dict(dict(self.state_dict), strict=True)
         return trunk
+
+    def blank(self) -> Trunk:
+        """Return its trunk in eval() without elements, for widths, shapes and costs. Do not change
+        it."""
+        return self.family.blank(self.arch, self.stem, self.reading)
 
     def replace(self, **changes: Any) -> "Checkpoint":
         """Return the same checkpoint with these fields changed."""

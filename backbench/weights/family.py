@@ -294,7 +294,8 @@ class TrunkFamily(ABC):
     tensors_say_all: bool = False
     named_for_files: bool = False  # `import --arch` may name such a trunk
     elsewhere: bool = True  # other processes can build it, too
-    reads_memory: bool = False  # it cannot be built on the meta device
+    # It cannot be built on the meta device, nor without drawing its weights
+    reads_memory: bool = False
     formats: tuple[Format, ...] = ()
 
     def __init__(self) -> None:
@@ -360,9 +361,18 @@ class TrunkFamily(ABC):
         key = arch, stem, reading
         if key not in self._blanks:
             with torch.device("cpu" if self.reads_memory else "meta"):
-                trunk = self.build(arch, stem, reading)
+                trunk = self.unfilled(arch, stem, reading)
             self._blanks[key] = trunk.to("meta").eval()
         return self._blanks[key]
+
+    def unfilled(self, arch: str, stem: str, reading: str) -> Trunk:
+        """Return a trunk whose parameters hold anything, for a state dict that fills them all."""
+        from backbench.weights.undrawn import Undrawn
+
+        if self.reads_memory:
+            return self.build(arch, stem, reading)
+        with Undrawn():
+            return self.build(arch, stem, reading)
 
     def tensors(self, arch: str, stem: str) -> Mapping[str, Tensor]:
         """Return its state dict without elements; parameters are `nn.Parameter`."""

@@ -129,9 +129,7 @@ def inspect(path: str | Path) -> Report:
 
 def _importable(report: Report, checkpoint: Checkpoint) -> Report:
     """Complete the report with the checkpoint's own fields, and the uses that its trunk allows."""
-    trunk = checkpoint.family.blank(
-        checkpoint.arch, checkpoint.stem, checkpoint.reading
-    )
+    trunk = checkpoint.blank()
     allows: Allows = {
         "reading": checkpoint.reading,
         "feature_dim": trunk.feature_dim,

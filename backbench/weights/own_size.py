@@ -39,9 +39,7 @@ def own_size(checkpoint: Checkpoint) -> OwnSize:
     pixels = _of_recipe(checkpoint.provenance.get("recipe"))
     if pixels is not None:
         return OwnSize(pixels, "its pretraining recipe")
-    trunk = checkpoint.family.blank(
-        checkpoint.arch, checkpoint.stem, checkpoint.reading
-    )
+    trunk = checkpoint.blank()
     if trunk.size is not None:
         return OwnSize(trunk.size, "its architecture")
     if trunk.trained_size is not None:

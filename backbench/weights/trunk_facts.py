@@ -32,9 +32,7 @@ def of_maps(
 ) -> Facts:
     """Return the costs of a trunk in a detector: `gflops` are those of its maps alone, for one image
     of `sides` = (height, width) pixels. `given` makes the trunk's input of the detector's images."""
-    trunk = checkpoint.family.blank(
-        checkpoint.arch, checkpoint.stem, checkpoint.reading
-    )
+    trunk = checkpoint.blank()
     gflops = _gflops(lambda image: trunk.stages(given(image, trunk)), sides)
     return {"parameters": checkpoint.parameters, "sides": list(sides), "gflops": gflops}
 

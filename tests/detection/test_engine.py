@@ -19,10 +19,12 @@ from support.pretended_gpu import PretendedGpu
 from backbench.detection import process_group, train_net
 from backbench.detection.data.split import training_records
 from backbench.detection.engine import reestimate_batch_norm
+from backbench.detection.engine_torchvision import Detector
 from backbench.errors import BadInput, Preempted
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag, load_state
 from backbench.runs.step_metrics import read_metrics
+from backbench.weights import archs
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -62,6 +64,22 @@ def test_a_step_moves_by_the_optimisers_rate(engine):
         assert not any(v.requires_grad for v in losses.values())
         same = [torch.equal(before[k], v) for k, v in engine.model.named_parameters()]
         assert all(same) is not moves
+
+
+def test_a_seed_draws_the_heads_behind_a_fresh_trunk(tiny_root, tmp_path):
+    run = run_of_config("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path)
+    p, engine = built(run)
+    seeding.seed_everything(p.seed, "detector")
+    trunk = archs.build_trunk(p.checkpoint.arch)
+    expected = Detector(p.cfg, trunk, p.checkpoint.pixels).state_dict()
+    heads = {
+        name: tensor
+        for name, tensor in engine.model.state_dict().items()
+        if not name.startswith("backbone.body.")
+    }
+    assert len(heads) > 20
+    for name, tensor in heads.items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 def test_stages_and_detections_are_those_of_the_file(engine):

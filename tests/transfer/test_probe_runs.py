@@ -468,9 +468,8 @@ def sized(mark, size=None):
             raise BadInput(f"{mark} takes {size} pixels, not {height} x {width}")
 
     blank = SimpleNamespace(refuse_size=refuse_size)
-    family = SimpleNamespace(blank=lambda arch, stem, reading: blank)
     about = {"arch": "x", "stem": "imagenet", "reading": "pooled"}
-    return SimpleNamespace(digest=mark * 64, family=family, **about)
+    return SimpleNamespace(digest=mark * 64, blank=lambda: blank, **about)
 
 
 @pytest.fixture

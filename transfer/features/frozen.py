@@ -229,7 +229,7 @@ class FrozenTrunk:
 
 def kept_head(checkpoint: Checkpoint, name: str) -> nn.Sequential:
     """Return the head of that name on the checkpoint's trunk; BadInput where it has none."""
-    width = checkpoint.backbone().feature_dim
+    width = checkpoint.blank().feature_dim
     head = build_projector(checkpoint.heads, width, (name,))
     if head is None:
         kept = sorted({key.partition(".")[0] for key in checkpoint.heads})

@@ -182,8 +182,8 @@ def heads_of(task: Assignment[Ood]) -> dict[str, KeptHead]:
             classes=classes,
             seed=task.seed,
         )
-        module = checkpoint.backbone()
-        width = module.feature_dim if p.reads == "trunk" else module.token_dim
+        blank = checkpoint.blank()
+        width = blank.feature_dim if p.reads == "trunk" else blank.token_dim
         heads[checkpoint.digest] = kept_heads.load(where, bound, width, CLASSES)
     return heads
 

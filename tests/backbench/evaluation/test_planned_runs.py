@@ -43,9 +43,8 @@ def with_images(*counts, name="mine"):
 def a_point(mark, size=None, strides=(4, 8, 16, 32)):
     """A checkpoint, as far as a plan looks at it."""
     blank = SimpleNamespace(size=size, strides=strides)
-    family = SimpleNamespace(blank=lambda arch, stem, reading: blank)
     about = {"arch": "x", "stem": "imagenet", "reading": "pooled"}
-    return SimpleNamespace(digest=mark * 64, family=family, **about)
+    return SimpleNamespace(digest=mark * 64, blank=lambda: blank, **about)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,40 @@ def test_a_checkpoint_of_any_trunk_is_whole_or_refused(arch, tmp_path):
         )
 
 
+OTHER_KINDS = (
+    "resnet18,width=0.25",
+    "timm:swin_tiny_patch4_window7_224,embed_dim=16",
+    "timm:efficientnet_lite0",
+)
+
+
+@pytest.mark.parametrize("arch", [*KINDS, *OTHER_KINDS])
+def test_loading_draws_no_weight_and_leaves_nothing_out(arch):
+    drawn = archs.build_trunk(arch)
+    point = Checkpoint(
+        arch=arch,
+        stem=drawn.stem,
+        method="random",
+        state_dict=drawn.state_dict(),
+        pixels=archs.default_pixels(arch),
+    )
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    trunk = point.backbone()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    # Buffers that no state dict holds are computed as in any other network
+    for which in ("named_parameters", "named_buffers"):
+        expected = dict(getattr(drawn, which)())
+        got = dict(getattr(trunk, which)())
+        assert got.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(got[name], tensor), name
+    blank = point.blank()
+    assert not blank.training
+    assert {p.device.type for p in blank.parameters()} == {"meta"}
+    assert (blank.feature_dim, blank.widths) == (trunk.feature_dim, trunk.widths)
+
+
 def test_the_same_tensors_read_otherwise_are_another_row():
     state = randomised(VIT).state_dict()
     digests = set()
