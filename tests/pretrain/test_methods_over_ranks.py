@@ -50,6 +50,12 @@ def alone(name: str) -> dict[str, torch.Tensor]:
     return train(CASES[name])
 
 
+@functools.cache
+def of_rank(folder: Path, ranks: int, rank: int) -> dict[str, dict[str, torch.Tensor]]:
+    """Load what a rank has saved: by method, name -> tensor."""
+    return torch.load(folder / f"{ranks}-{rank}.pt")
+
+
 def places(plan: str) -> list[tuple[str, str, int]]:
     """Every (plan, method, number of ranks) of a plan."""
     found = []
@@ -68,9 +74,7 @@ for place in places("many") + places("gpus"):
 def test_ranks_equal_one_process(made, plan, name, ranks):
     expected = alone(name)
     assert expected["0 loss"].dtype == torch.float64
-    saved = [
-        torch.load(made(plan) / f"{ranks}-{rank}.pt")[name] for rank in range(ranks)
-    ]
+    saved = [dict(of_rank(made(plan), ranks, rank)[name]) for rank in range(ranks)]
     for found in saved:
         waits = found.pop("waits", [])
         assert not waits, "\n".join(waits)
