@@ -2,7 +2,6 @@
 engines."""
 
 import copy
-import functools
 import json
 import shutil
 
@@ -11,12 +10,14 @@ import pytest
 from PIL import Image
 from support.detection_runs import ENGINES, built, run_of_config
 
-from backbench.detection import backbones, evaluate, lint, train_net
+from backbench.detection import evaluate, lint, train_net
 from backbench.detection.data import images, reading
 from backbench.detection.data.split import training_records
 from backbench.detection.task_rows import FASTER_RCNN
 from backbench.errors import BadInput
 from backbench.images.decoding import EXIF_ORIENTATION
+
+pytestmark = pytest.mark.usefixtures("one_trunk")
 
 NAN = float("nan")
 
@@ -172,14 +173,6 @@ def scenes(tiny_root, tmp_path_factory):
         file = root / "scenes" / "annotations" / f"{kind}_train2017.json"
         contents[kind] = (file, json.loads(file.read_text()))
     return root, contents
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_trunk():
-    """Draw the random trunk once for all: what is refused here is in the data."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backbones, "read_trunk", functools.cache(backbones.read_trunk))
-        yield
 
 
 def checked(root, tmp_path, task, engine):

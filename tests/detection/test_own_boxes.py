@@ -25,6 +25,8 @@ from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
 from backbench.errors import BadInput
 from backbench.evaluation import wanted
 
+pytestmark = pytest.mark.usefixtures("one_trunk")
+
 # A detector of seconds
 SMALL = overrides(
     {

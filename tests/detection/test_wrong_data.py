@@ -20,6 +20,8 @@ from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
 from backbench.errors import BadInput
 from backbench.images.decoding import EXIF_ORIENTATION
 
+pytestmark = pytest.mark.usefixtures("one_trunk")
+
 SIGMAS = [0.107] * 5
 TASKS = {"faster": FASTER_RCNN, "mask": MASK_RCNN, "keypoint": KEYPOINT_RCNN}
 FLIPPED = ("INPUT.RANDOM_FLIP", "horizontal")
