@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import functools
 from collections import OrderedDict
 
 import numpy as np
@@ -20,7 +21,14 @@ BUILDERS = {"resnet18": resnet18, "resnet50": resnet50}
 
 
 def known_resnet(arch, seed=0):
-    """Make a torchvision ResNet whose parameters, buffers and counters have values of their own."""
+    """Copy a torchvision ResNet whose parameters, buffers and counters have values of their own."""
+    model = copy.deepcopy(_known_resnet(arch, seed))
+    torch.manual_seed(seed)
+    return model
+
+
+@functools.cache
+def _known_resnet(arch, seed):
     torch.manual_seed(seed)
     # Everything is overwritten, so nothing needs to be initialised.
     with torch.device("meta"):
