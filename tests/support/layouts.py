@@ -1,10 +1,13 @@
 """Tiny trees in each dataset's true layout on disk, annotation files included, and tiny trunks."""
 
+import functools
 import hashlib
 import importlib.resources
 import io
 import json
 import pickle
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import scipy.io
@@ -12,8 +15,8 @@ import torch
 from PIL import Image
 
 from backbench.datasets.readers import VOC07_CLASSES, class_list
+from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.families.resnet_trunk import build_backbone
 
 
 def picture(path, seed, *, size=(20, 16), mode="RGB"):
@@ -482,18 +485,40 @@ class Trees:
                     )
 
 
-def trunk_file(path, seed=0, *, arch="resnet18", **changes):
-    """Write a random trunk as a checkpoint file; its batch norm statistics are not the initial ones."""
+SMALL = "resnet18,width=0.25"  # 128 features, a fifteenth of the weights
+
+
+@functools.cache
+def random_trunk(seed, arch):
+    """Make a random trunk; its batch norm statistics are not the initial ones."""
     torch.manual_seed(seed)
-    trunk = build_backbone(arch).train()
+    trunk = build_trunk(arch).train()
     with torch.no_grad():
         for _ in range(3):
             trunk(torch.randn(16, 3, 32, 32))
-    about = {
-        "arch": arch,
-        "method": "random",
-        "provenance": {"name": f"random{seed}"},
-        **changes,
-    }
-    Checkpoint(state_dict=trunk.state_dict(), **about).save(path)
+    return Checkpoint(
+        state_dict=trunk.state_dict(),
+        arch=arch,
+        method="random",
+        provenance={"name": f"random{seed}"},
+    )
+
+
+@functools.cache
+def _bytes_of_trunk(seed, arch):
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trunk.safetensors"
+        random_trunk(seed, arch).save(file)
+        return file.read_bytes()
+
+
+def trunk_file(path, seed=0, *, arch=SMALL, **changes):
+    """Write a random trunk as a checkpoint file. It is drawn once for all tests."""
+    path = Path(path)
+    if changes:
+        random_trunk(seed, arch).replace(**changes).save(path)
+    else:
+        path.write_bytes(_bytes_of_trunk(seed, arch))
+    # What a test draws next must not depend on whether the trunk was drawn before
+    torch.manual_seed(seed)
     return path

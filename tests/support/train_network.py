@@ -70,8 +70,8 @@ def plain(root, trunk, *, iterations, ratio):
     images = catalog.load("classes", Path(root)).train
     checkpoint = Checkpoint.load(trunk)
     backbone = checkpoint.backbone().train()
-    head = nn.Linear(512, len(images.classes))
-    start = seeding.generator(0, "head", len(images.classes), 512)
+    head = nn.Linear(backbone.feature_dim, len(images.classes))
+    start = seeding.generator(0, "head", len(images.classes), backbone.feature_dim)
     nn.init.normal_(head.weight, 0, 0.01, generator=start)
     nn.init.zeros_(head.bias)
     groups = [

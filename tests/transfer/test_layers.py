@@ -11,6 +11,7 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from support.extraction import CPU, checkpoint
+from support.layouts import trunk_file
 from support.records import a_result, rows_of
 
 from backbench.cli.program import main
@@ -171,7 +172,8 @@ def by_sklearn(train, labels, test, l2):
     return head.predict(scale.transform(test) / root)
 
 
-def test_each_head_is_that_of_scikit_learn_alone(noisy, trunk, tmp_path, capsys):
+def test_each_head_is_that_of_scikit_learn_alone(noisy, tmp_path, capsys):
+    trunk = trunk_file(tmp_path / "trunk.safetensors", arch="resnet18")
     out = tmp_path / "run"
     assert main(command(noisy, [trunk], out)) == 0
     said = capsys.readouterr().out

@@ -51,9 +51,9 @@ def separate_run(root, trunk, lr):
     images = catalog.load("classes", root).train
     checkpoint = Checkpoint.load(trunk)
     backbone = checkpoint.backbone().eval()
-    head = nn.Linear(512, len(images.classes))
-    generator = seeding.generator(0, "head", len(images.classes), 512)
-    start = torch.empty(len(images.classes), 512).normal_(0, 0.01, generator=generator)
+    head = nn.Linear(128, len(images.classes))
+    generator = seeding.generator(0, "head", len(images.classes), 128)
+    start = torch.empty(len(images.classes), 128).normal_(0, 0.01, generator=generator)
     with torch.no_grad():
         head.weight.copy_(start)
         head.bias.zero_()
@@ -85,7 +85,7 @@ def relative(a, b):
 def test_one_pass_over_seven_rates_is_seven_separate_runs(trees, trunk, tmp_path):
     root = trees("classes", classes=("a", "b", "c"))
     heads = train_heads.train(root, trunk, tmp_path, RATES, ONE)
-    weights = heads.weight.view(7, 3, 512)
+    weights = heads.weight.view(7, 3, 128)
     for i, lr in enumerate(RATES):
         weight, bias = separate_run(root, trunk, lr)
         assert relative(weights[i], weight) < 1e-5, f"rate {lr}"
@@ -289,7 +289,7 @@ def test_killed_behind_its_rows_a_protocol_keeps_its_choice(
             name,
             protocol=f"linear-{name}-v1",
             lr=rates,
-            length={"default": {"iterations": 2}},
+            length={"default": {"iterations": 5}},
         )
         files.append(str(file))
     both = ",".join(files)

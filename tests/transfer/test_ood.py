@@ -275,7 +275,7 @@ def keep_head(trunk, run, weight=None):
     """Keep a head of 1000 classes as `linear` on ImageNet would; drawn, if no weight is given."""
     checkpoint = Checkpoint.load(trunk)
     draw = torch.Generator().manual_seed(5)
-    drawn = torch.randn(1000, 512, generator=draw) * 0.1
+    drawn = torch.randn(1000, 128, generator=draw) * 0.1
     bias = torch.randn(1000, generator=draw)
     if weight is None:
         weight = drawn
@@ -363,10 +363,10 @@ def test_a_kept_head_of_tokens_answers(trees, trunk, tmp_path, bad_input):
     checkpoint = Checkpoint.load(trunk)
     draw = torch.Generator().manual_seed(5)
     head = KeptHead(
-        weight=0.1 * torch.randn(1000, 512, generator=draw),
+        weight=0.1 * torch.randn(1000, 128, generator=draw),
         bias=0.1 * torch.randn(1000, generator=draw),
-        query=0.1 * torch.randn(8, 512, generator=draw),
-        value=0.1 * torch.randn(512, 512, generator=draw),
+        query=0.1 * torch.randn(8, 128, generator=draw),
+        value=0.1 * torch.randn(128, 128, generator=draw),
     )
     reads = Ood(
         kind="ood", protocol="ood", reads="tokens", geometry=Geometry(**GEOMETRY)
@@ -442,7 +442,7 @@ def test_a_run_goes_on_with_its_own_heads_alone(
 def test_of_two_heads_that_fit_none_is_taken(trees, trunk, tmp_path, bad_input):
     root = trees("imagenet-a")
     for n in range(2):
-        keep_head(trunk, tmp_path / "runs" / str(n), torch.full((1000, 512), 0.1 * n))
+        keep_head(trunk, tmp_path / "runs" / str(n), torch.full((1000, 128), 0.1 * n))
     line = (trunk, "imagenet-a", root, tmp_path / "runs" / "o", recipe(tmp_path))
     bad_input(ood(*line), "2 heads fit")
     bad_input(ood(*line, "geometry.crop=16"), "has another geometry; needed")

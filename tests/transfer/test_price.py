@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+from support.layouts import trunk_file
 
 from backbench import Checkpoint
 from backbench.cli import program
@@ -53,8 +54,9 @@ def timed_at_once(monkeypatch):
 
 
 @pytest.fixture
-def says(tiny_root, trunk, tmp_path, caplog):
+def says(tiny_root, tmp_path, caplog):
     """The lines that a command logs, on the tiny data."""
+    trunk = trunk_file(tmp_path / "trunk.safetensors", arch="resnet18")
     files = {"TRUNK": trunk}
     for recipe in (SGD, KNN, TUNED):
         file = tmp_path / f"{recipe['protocol']}.yaml"

@@ -69,7 +69,7 @@ def test_the_kept_head_and_scores_are_those_of_the_run(run, trunk, tmp_path):
     arrays = kept_scores.load(run / row.facts["scores"])
     splits = catalog.load("classes", tmp_path / "data")
     checkpoint = Checkpoint.load(trunk)
-    head = kept_heads.load(run, bound(checkpoint, run), 512, 3)
+    head = kept_heads.load(run, bound(checkpoint, run), 128, 3)
     # 1. The head on features of the test images, computed apart from the run
     frozen = FrozenTrunk.build(checkpoint, device=torch.device("cpu"))
     pictures = Pictures(splits.test, centred(Geometry(**GEOMETRY)))
@@ -123,7 +123,7 @@ def bound(checkpoint, run, classes=("a", "b", "c"), **changes):
 def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
     checkpoint = Checkpoint.load(trunk)
     right = bound(checkpoint, run)
-    kept_heads.load(run, right, 512, 3)
+    kept_heads.load(run, right, 128, 3)
     # 1. Another thing that a head is bound to
     geometry = right["geometry"]
     others = {"resize": 33, "crop": 31, "interpolation": "bicubic", "square": True}
@@ -152,7 +152,7 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
     ]
     for changes in wrong:
         with pytest.raises(BadInput, match=f"another {next(iter(changes))}"):
-            kept_heads.load(run, {**right, **changes}, 512, 3)
+            kept_heads.load(run, {**right, **changes}, 128, 3)
     # 2. Tensors that are not those that the file speaks of
     file = run / "heads.safetensors"
     with safe_open(file, framework="pt") as opened:
@@ -168,24 +168,24 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
         {weight: whole[:, :7]},
         {weight: whole * torch.nan},
     ]
-    for key, shape in (("query", (8, 512)), ("value", (512, 512))):
+    for key, shape in (("query", (8, 128)), ("value", (128, 128))):
         name = weight.replace("weight", key)
         damaged.append({name: torch.ones(shape)})
-        damaged.append({name: torch.ones(7, 512)})
-        damaged.append({name: torch.zeros(0, 512)})
+        damaged.append({name: torch.ones(7, 128)})
+        damaged.append({name: torch.zeros(0, 128)})
     for changes in damaged:
         changed = {k: v.contiguous() for k, v in {**tensors, **changes}.items()}
         save_file(changed, file, metadata)
         with pytest.raises(BadInput, match=r"damaged|float32"):
-            kept_heads.load(run, right, 512, 3)
+            kept_heads.load(run, right, 128, 3)
     # 3. Tensors that the file does speak of, which no head can have
     (name,) = (key for key in metadata if metadata[key].startswith("{"))
     bias = tensors[f"{name}/bias"]
     for query, value in (
-        (torch.ones(9, 512), torch.ones(512, 512)),
-        (torch.ones(8, 512), torch.ones(7, 512)),
-        (torch.ones(()), torch.ones(512, 512)),
-        (torch.ones(8, 512), None),
+        (torch.ones(9, 128), torch.ones(128, 128)),
+        (torch.ones(8, 128), torch.ones(7, 128)),
+        (torch.ones(()), torch.ones(128, 128)),
+        (torch.ones(8, 128), None),
     ):
         odd = kept_heads.KeptHead(whole, bias, query=query, value=value)
         about = json.loads(metadata[name])
@@ -193,17 +193,17 @@ def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
         layers = {f"{name}/{key}": tensor for key, tensor in odd.tensors.items()}
         save_file({**tensors, **layers}, file, {**metadata, name: json.dumps(kept)})
         with pytest.raises(BadInput, match="damaged"):
-            kept_heads.load(run, right, 512, 3)
+            kept_heads.load(run, right, 128, 3)
     # 4. Files that are broken as a whole
     for broken in ("{}", "[]", "no json"):
         save_file(tensors, file, dict.fromkeys(metadata, broken))
         with pytest.raises(BadInput, match=r"heads\.safetensors"):
-            kept_heads.load(run, right, 512, 3)
+            kept_heads.load(run, right, 128, 3)
     file.write_bytes(b"no safetensors")
     with pytest.raises(BadInput, match=r"no readable heads"):
-        kept_heads.load(run, right, 512, 3)
+        kept_heads.load(run, right, 128, 3)
     with pytest.raises(BadInput, match=r"no heads\.safetensors in it"):
-        kept_heads.load(tmp_path / "nowhere", right, 512, 3)
+        kept_heads.load(tmp_path / "nowhere", right, 128, 3)
     assert len(wrong) + len(damaged) >= 20
 
 
@@ -322,7 +322,7 @@ def test_a_head_is_kept_whatever_its_layout_in_memory(tmp_path):
 @pytest.fixture
 def cllr(tmp_path):
     """A checkpoint with the head `lphi`, which is blind to all but three directions of phi."""
-    head = torch.randn(3, 512, generator=torch.Generator().manual_seed(1))
+    head = torch.randn(3, 128, generator=torch.Generator().manual_seed(1))
     return trunk_file(tmp_path / "cllr.safetensors", heads={"lphi.0.weight": head})
 
 

@@ -60,7 +60,7 @@ def lay_out_strangers():
     ):
         torch.save(moco(known_resnet("resnet18")), name)
     torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), "my_vit.pth")
-    trunk_file(Path("x.safetensors"))
+    trunk_file(Path("x.safetensors"), arch="resnet18")
     os.link("x.safetensors", "lite0.safetensors")
     class_folder(Path("DATA/mine"), per=6)
     Path("mine").symlink_to("DATA/mine")
