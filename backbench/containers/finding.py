@@ -2,8 +2,10 @@
 
 Nothing here needs numpy until a container is found, so that the catalog stays cheap to import."""
 
+import fnmatch
 import functools
 import glob
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -19,11 +21,14 @@ from backbench.containers.container import (
 )
 from backbench.errors import BadInput
 from backbench.images.file_names import passed_over
-from backbench.images.folder_walk import subfolders
+from backbench.images.folder_walk import is_folder, subfolders
 
 if TYPE_CHECKING:
     from backbench.containers.spans import Mark
 
+# Patterns whose word stands below a folder of another name
+_ANY_FOLDER = "*/{}/*.parquet"
+_DEEPER = ("data/{}-*.parquet", _ANY_FOLDER)
 # Kind -> where a split's files may lie below the dataset's folder. `*.arrow` is not a pattern: the
 # library `datasets` leaves results of its `map` beside the data, as cache-*.arrow
 PATTERNS = {
@@ -34,13 +39,11 @@ PATTERNS = {
         "{}/*.parquet",
         "{}-*.parquet",
         "data/{}-*.parquet",
-        "*/{}/*.parquet",
+        _ANY_FOLDER,
     ),
     "arrow": ("{}.arrow", "{}/data-*.arrow", "*-{}.arrow", "*-{}-*-of-*.arrow"),
     "lmdb": ("{}.lmdb", "{}.lmdb/data.mdb", "{}_lmdb/data.mdb", "{}/data.mdb"),
 }
-# Patterns whose word stands below a folder of another name
-_DEEPER = ("data/{}-*.parquet", "*/{}/*.parquet")
 # Kind -> endings of a file that holds a whole dataset
 ENDINGS = {
     "tar": (".tar",),
@@ -66,17 +69,101 @@ REFUSED = {
 }
 
 
+class Listing:
+    """Lists a dataset's folder once, however many patterns are tried: it may hold a million images."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.names: list[str] = []
+        self.folders: list[str] = []
+        if not base.is_dir():
+            return
+        with os.scandir(base) as entries:
+            for entry in entries:
+                self.names.append(entry.name)
+                if is_folder(entry):
+                    self.folders.append(entry.name)
+
+    @functools.cached_property
+    def _lower(self) -> list[str]:
+        return [name.lower() for name in self.names]
+
+    def files_of(self, split: str) -> Iterator[tuple[str, str, list[Path]]]:
+        """Yield (kind, pattern, files) for each pattern that matches files of a split."""
+        for word in SPLIT_WORDS.get(split, (split,)):
+            named = [
+                name
+                for name, lower in zip(self.names, self._lower)
+                if word.lower() in lower
+            ]
+            spellings = _spellings(word, named)
+            for kind, patterns in PATTERNS.items():
+                for pattern in patterns:
+                    for spelled in [word] if pattern in _DEEPER else spellings:
+                        matches = self._matches(pattern, spelled, named)
+                        files = [file for file in sorted(matches) if _usable(file)]
+                        if files:
+                            yield kind, pattern, files
+
+    def _matches(self, pattern: str, word: str, named: list[str]) -> list[Path]:
+        """Return what Path.glob finds for a pattern with a word in it; only `named` have the word."""
+        first, _, below = pattern.format(glob.escape(word)).partition("/")
+        if not below:
+            return [self.base / name for name in fnmatch.filter(named, first)]
+        matches: list[Path] = []
+        for folder in fnmatch.filter(self.folders, first):
+            place = self.base / folder
+            # A thousand class folders are not searched for the one name
+            if pattern != _ANY_FOLDER or (place / word).is_dir():
+                matches += place.glob(below)
+        return matches
+
+    @functools.cached_property
+    def whole(self) -> Container | None:
+        """The container of the whole dataset: BASE.zip, BASE.tar, or files alone in BASE."""
+        base = self.base
+        divided = any(any(self.files_of(split)) for split in SPLIT_WORDS)
+        if divided or not all(map(passed_over, self.folders)):
+            return None
+        found: list[Container] = []
+        for kind, endings in ENDINGS.items():
+            named = [
+                name
+                for name, lower in zip(self.names, self._lower)
+                if lower.endswith(endings) and not passed_over(name)
+            ]
+            files = [base / name for name in sorted(named) if _usable(base / name)]
+            if files:
+                found.append(Container(kind, tuple(files)))
+        for kind, endings in ENDINGS.items():
+            for ending in endings:
+                file = base.with_name(base.name + ending)
+                if _usable(file):
+                    found.append(Container(kind, (file,)))
+        if len(found) > 1:
+            names = " and ".join(str(container.files[0]) for container in found)
+            raise BadInput(
+                f"{base}: the dataset is there twice, {names}; move one away"
+            )
+        return found[0] if found else None
+
+
 def find(base: Path, split: str) -> Container | None:
     """Return the container of a split of the dataset in BASE (or in BASE.zip, BASE.tar).
 
     None means that there is none, or that there is a class folder. BadInput names a split that is
     there twice."""
+    return _find(Listing(base), split)
+
+
+def _find(listing: Listing, split: str) -> Container | None:
+    base = listing.base
     # Two patterns may match the same files; these are one container
     found: list[tuple[str, str, list[Path]]] = []
-    for kind, pattern, files in _files_of(base, split):
+    for kind, pattern, files in listing.files_of(split):
         if files not in [others for _, _, others in found]:
             found.append((kind, pattern, files))
-    folder = split_folder(base, split)
+    folder = _split_folder(listing, split)
     if folder.is_dir() and subfolders(folder):
         # A class folder wins over the archives that it was unpacked from
         for _, pattern, files in found:
@@ -97,7 +184,7 @@ def find(base: Path, split: str) -> Container | None:
     if found:
         kind, _, files = found[0]
         return Container(kind, tuple(files))
-    container = whole(base)
+    container = listing.whole
     if container is None:
         return None
     from backbench.containers.spans import mark_of
@@ -105,22 +192,6 @@ def find(base: Path, split: str) -> Container | None:
     marks = tuple(mark_of(file) for file in container.files)
     inside = _splits_inside(container, marks)
     return replace(container, inside=inside[split]) if split in inside else None
-
-
-def _files_of(base: Path, split: str) -> Iterator[tuple[str, str, list[Path]]]:
-    """Yield (kind, pattern, files) for each pattern that matches files of a split."""
-    if not base.is_dir():
-        return
-    children = [path.name for path in base.iterdir()]
-    for word in SPLIT_WORDS.get(split, (split,)):
-        spellings = _spellings(word, children)
-        for kind, patterns in PATTERNS.items():
-            for pattern in patterns:
-                for spelled in [word] if pattern in _DEEPER else spellings:
-                    matches = sorted(base.glob(pattern.format(glob.escape(spelled))))
-                    files = [file for file in matches if _usable(file)]
-                    if files:
-                        yield kind, pattern, files
 
 
 def _spellings(word: str, names: Iterable[str]) -> list[str]:
@@ -138,34 +209,21 @@ def split_folders(base: Path, beside: Iterable[str] = ()) -> dict[str, Path]:
 def split_folder(base: Path, split: str) -> Path:
     """Return the folder of a split, however it is spelled; BASE/<split> where there is none."""
     exact = base / split
-    if exact.is_dir() or not base.is_dir():
+    return exact if exact.is_dir() else _split_folder(Listing(base), split)
+
+
+def _split_folder(listing: Listing, split: str) -> Path:
+    exact = listing.base / split
+    if exact.is_dir():
         return exact
-    return split_folders(base).get(split, exact)
+    folders = [name for name in listing.folders if not passed_over(name)]
+    spelled = splits_among(sorted(folders), listing.base).get(split, split)
+    return listing.base / spelled
 
 
 def whole(base: Path) -> Container | None:
     """Return the container of a whole dataset: BASE.zip, BASE.tar, or files alone in BASE."""
-    found: list[Container] = []
-    if base.is_dir():
-        children = [p for p in sorted(base.iterdir()) if not passed_over(p.name)]
-        divided = any(any(_files_of(base, split)) for split in SPLIT_WORDS)
-        if divided or any(p.is_dir() for p in children):
-            return None
-        for kind, endings in ENDINGS.items():
-            files = [
-                p for p in children if p.name.lower().endswith(endings) and _usable(p)
-            ]
-            if files:
-                found.append(Container(kind, tuple(files)))
-    for kind, endings in ENDINGS.items():
-        for ending in endings:
-            file = base.with_name(base.name + ending)
-            if _usable(file):
-                found.append(Container(kind, (file,)))
-    if len(found) > 1:
-        names = " and ".join(str(container.files[0]) for container in found)
-        raise BadInput(f"{base}: the dataset is there twice, {names}; move one away")
-    return found[0] if found else None
+    return Listing(base).whole
 
 
 # A dataset's container is looked for some ten times in one run
@@ -189,18 +247,20 @@ def _splits_inside(container: Container, marks: "tuple[Mark, ...]") -> dict[str,
 
 def splits_of(base: Path) -> list[str]:
     """List the splits that are in containers."""
-    return [split for split in SPLIT_WORDS if find(base, split)]
+    listing = Listing(base)
+    return [split for split in SPLIT_WORDS if _find(listing, split)]
 
 
 def described(base: Path) -> str:
     """Describe the containers of a dataset in words; empty where it has none."""
+    listing = Listing(base)
     found: dict[str, Container] = {}
     for split in SPLIT_WORDS:
-        container = find(base, split)
+        container = _find(listing, split)
         if container is not None:
             found[split] = container
     if not found:
-        undivided = whole(base)
+        undivided = listing.whole
         if undivided is not None:
             found[undivided.files[0].name] = undivided
     return "; ".join(

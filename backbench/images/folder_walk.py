@@ -24,7 +24,7 @@ def subfolders(folder: Path) -> list[str]:
     out = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not passed_over(entry.name) and _is_folder(entry):
+            if not passed_over(entry.name) and is_folder(entry):
                 out.append(entry.name)
     return sorted(out)
 
@@ -92,7 +92,7 @@ class ClassWalk:
                 image = is_image_name(entry.name)
                 if entry.is_symlink() and not image:
                     _refuse_broken(entry.path)
-                    if _is_folder(entry):
+                    if is_folder(entry):
                         self._links.append((name, entry.path))
                         continue
                 if entry.is_dir(follow_symlinks=False):
@@ -138,7 +138,7 @@ def _unlisted(folder: str, error: OSError) -> BadInput:
     )
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def is_folder(entry: os.DirEntry[str]) -> bool:
     """Return True for a folder and for a link to one."""
     try:
         return entry.is_dir()

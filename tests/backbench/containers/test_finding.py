@@ -1,6 +1,7 @@
 """Which files are a dataset's container, by their names alone."""
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -172,3 +173,27 @@ def test_what_is_not_read_counts_beside_the_folder_by_its_name_alone(base):
 def test_a_tables_image_has_the_name_that_its_row_keeps(path, name):
     file = Path("data/part.parquet")
     assert scan_parquet_arrow_lmdb._name_of(path, 7, file) == name
+
+
+def test_a_folder_of_many_images_is_listed_once_however_many_patterns(
+    base, monkeypatch
+):
+    touch(base, *(f"{number}.jpg" for number in range(300)))
+    listed = []
+    scandir = os.scandir
+    monkeypatch.setattr(
+        os, "scandir", lambda path: listed.append(path) or scandir(path)
+    )
+    assert finding.splits_of(base) == []
+    assert finding.described(base) == ""
+    assert finding.find(base, "train") is None
+    assert listed == [base, base, base]
+
+
+def test_parquet_of_a_split_lies_in_the_one_folder_that_has_it(base):
+    touch(base, "a/train/0000.parquet", "b/test/0000.parquet", "c/other/0000.parquet")
+    assert found(base) == ("parquet", ["a/train/0000.parquet"])
+    assert found(base, "test") == ("parquet", ["b/test/0000.parquet"])
+    touch(base, "c/train/0000.parquet")
+    with pytest.raises(BadInput, match="hold the same split, twice"):
+        finding.find(base, "train")
