@@ -279,18 +279,25 @@ def refusal(base: Path, split: str) -> str | None:
     for folder in (base, base / split, base.parent):
         if not folder.is_dir():
             continue
-        for file in sorted(folder.iterdir()):
-            # Beside BASE lie other datasets, too: only BASE.tar.gz and the like are its own
-            own = folder != base.parent or file.name.startswith(f"{base.name}.")
-            why = refused(file) if own else None
-            if why:
-                return why
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries]
+        # Beside BASE lie other datasets, too: only BASE.tar.gz and the like are its own
+        if folder == base.parent:
+            names = [name for name in names if name.startswith(f"{base.name}.")]
+        unread = [name for name in names if _why_not_read(name)]
+        if unread:
+            return refused(folder / min(unread))
     return None
 
 
 def refused(file: Path) -> str | None:
     """Say why a file of this name is not read; None for any other name."""
+    why = _why_not_read(file.name)
+    return f"{file}: {why}" if why else None
+
+
+def _why_not_read(name: str) -> str | None:
     for ending, why in REFUSED.items():
-        if file.name.lower().endswith(ending) or f"{ending}-" in file.name:
-            return f"{file}: {why}"
+        if name.lower().endswith(ending) or f"{ending}-" in name:
+            return why
     return None

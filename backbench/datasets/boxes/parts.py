@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -132,12 +133,11 @@ def files_in(folder: Path, *suffixes: str) -> list[Path]:
     """List the files of a folder that end so, sorted; none where there is no such folder."""
     if not folder.is_dir():
         return []
-    found = []
-    for file in folder.iterdir():
-        hidden = file.name.startswith(".")
-        if file.suffix.lower() in suffixes and not hidden and file.is_file():
-            found.append(file)
-    return sorted(found)
+    # A Path is made of few of them: there may be a million images beside
+    with os.scandir(folder) as entries:
+        named = [e.name for e in entries if e.name.lower().endswith(suffixes)]
+    files = [folder / name for name in sorted(named) if not name.startswith(".")]
+    return [file for file in files if file.is_file()]
 
 
 def pictures_in(folder: Path) -> dict[str, Path]:
