@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from backbench.pretrain import monitor
 from backbench.runs.run_progress import Progress
 
 
@@ -41,3 +42,15 @@ def kill_at_step(monkeypatch):
         monkeypatch.setattr(Progress, "advance", advance)
 
     return arm
+
+
+@pytest.fixture
+def with_curves():
+    """Ask for this where a run's drawings matter."""
+
+
+@pytest.fixture
+def no_curves(request, monkeypatch):
+    """Let runs draw no curves: that is half of a run of seconds."""
+    if "with_curves" not in request.fixturenames:
+        monkeypatch.setattr(monitor, "plot_curves", lambda run, name: None)

@@ -26,6 +26,8 @@ from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 MOCO = [tiny_pretraining.MOCO]
 LARGER = ["views.crops=[{count: 2, size: 32}]"]
 
@@ -56,7 +58,7 @@ def weights(out):
     return Checkpoint.load(out / CHECKPOINT_FILE).state_dict
 
 
-def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
+def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path, with_curves):
     out = tmp_path / "run"
     status, said = pretrain(out, "knn_every=1")
     assert status == 0, said

@@ -12,6 +12,7 @@ from support.tiny_pretraining import digest, recipe
 
 from backbench.cli.program import main
 from backbench.datasets import catalog, splits
+from backbench.pretrain import monitor
 from backbench.records import store
 from backbench.runs.folder import RESULTS_FILE, cache_folder
 
@@ -111,7 +112,9 @@ def same_rows(root, trunk, tmp_path, verb, layouts):
     assert sorted((cache_folder() / "features").glob("*.npy")) == features
 
 
-def test_pretraining_gives_the_same_weights(trees, tmp_path):
+def test_pretraining_gives_the_same_weights(trees, tmp_path, monkeypatch):
+    # Drawing takes longer than the training
+    monkeypatch.setattr(monitor, "plot_curves", lambda run, name: None)
     root = trees("classes")
     file = tmp_path / "tiny.yaml"
     file.write_text(recipe(data={"dataset": "classes", "workers": 0}, epochs=1))
