@@ -12,8 +12,12 @@ from support.records import a_result
 from backbench.board.board import Measurement, fill
 from backbench.cli import evaluate
 from backbench.evaluation.wanted import WantedTask
+from backbench.records import store
 from backbench.requests import parsing
 from backbench.requests.detect import DetectRequest
+from backbench.requests.evaluate import EvaluateRequest
+from backbench.weights.archs import build_trunk
+from backbench.weights.checkpoint import Checkpoint
 
 
 class Images(list):
@@ -189,3 +193,115 @@ def test_the_table_has_a_line_for_each_value(capsys):
     assert title == board.measured_columns()[0].name
     good = next(line for line in lines if "good" in line)
     assert re.fullmatch(r"  good           +81.3 ± 1.[23]( [*°])?", good)
+
+
+# The verb
+
+VIT = "timm:vit_tiny_patch16_224,depth=1,embed_dim=12,img_size=32,num_heads=2,patch_size=16"
+KNN = WantedTask("knn", "mine", "knn_own")
+BOXES = WantedTask("faster_rcnn", "mine", "faster_rcnn_own")
+
+
+class EvaluationSteps(list):
+    """What `evaluate` does, in order; the tasks that it is given, and whether they have results."""
+
+    tasks = (KNN,)
+    measures = True
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    done = EvaluationSteps()
+
+    def place_tasks(tasks, data, out, *, size):
+        done.append(("tasks", tasks, size))
+        return data.parent, list(done.tasks)
+
+    def measure(plan):
+        done.append(("measure",))
+        row = a_result(name="mine", origin={"images_per_second": 50})
+        store.append(plan.out / "knn", [row])
+        return [row] if done.measures else []
+
+    def note(name):
+        return lambda *given, **more: done.append((name, *given, *more.items())) or []
+
+    monkeypatch.setattr(evaluate.wanted, "place_tasks", place_tasks)
+    monkeypatch.setattr(evaluate.wanted, "refuse_boxes", note("boxes"))
+    monkeypatch.setattr(evaluate, "measure", measure)
+    monkeypatch.setattr(evaluate, "sayings", lambda plan: ["a saying"])
+    for name in ("refuse", "tell_plan", "tell_more_seeds", "tell_what_is_next"):
+        monkeypatch.setattr(evaluate, name, note(name))
+    monkeypatch.setattr(
+        evaluate,
+        "make_plan",
+        lambda *given, **more: SimpleNamespace(
+            given=given, more=more, out=more["out"], wanted=given[0]
+        ),
+    )
+    return done
+
+
+def evaluated(tmp_path, *words, **more):
+    file = tmp_path / "given.safetensors"
+    state = build_trunk(VIT).state_dict()
+    Checkpoint(arch=VIT, method="m", state_dict=state).save(file)
+    about = {"words": (str(file), *words), "data": tmp_path / "mine"}
+    return evaluate.run(EvaluateRequest(**about, out=tmp_path / "runs", **more))
+
+
+def names(steps):
+    return [step[0] for step in steps]
+
+
+def test_an_evaluation_is_refused_told_measured_and_shown(steps, tmp_path, capsys):
+    (tmp_path / "lists").mkdir()
+    how = {"seed": 3, "accelerator": "cpu", "workers": 2}
+    outcome = evaluated(tmp_path, size=64, **how)
+    assert names(steps) == [
+        "tasks",
+        "boxes",
+        "refuse",
+        "tell_plan",
+        "measure",
+        "tell_what_is_next",
+    ]
+    assert steps[0] == ("tasks", None, 64)
+    assert steps[1] == ("boxes", tmp_path, [KNN])
+    _, plan, file, results = steps[-1]
+    assert file == tmp_path / "runs" / "checkpoint.safetensors" and file.exists()
+    assert list(plan.given[1]) == [file]
+    lists = tmp_path / "lists"
+    assert plan.more == {
+        "root": tmp_path,
+        "out": tmp_path / "runs",
+        "lists": lists,
+        **how,
+    }
+    assert outcome.document == results and outcome.status == 0
+    lines = capsys.readouterr().out.splitlines()
+    column = results[0].column
+    assert lines[0] == column
+    assert lines[1].startswith("  mine ")
+    assert lines[2] == "a saying"
+    page, table = (tmp_path / "runs" / f"leaderboard.{end}" for end in ("html", "csv"))
+    assert lines[-1] == f"table: {table}   page: {page}"
+    assert column in table.read_text().splitlines()[0]
+    assert column in page.read_text()
+
+
+def test_what_is_next_is_told_where_no_task_was_named(steps, tmp_path):
+    evaluated(tmp_path, "knn", "fewshot")
+    assert steps[0][1] == ["knn", "fewshot"]
+    assert names(steps)[-1] == "measure"
+    # Detectors are trained again; beside a reading of classes they are not
+    for tasks, told in (
+        ([BOXES, BOXES], "tell_more_seeds"),
+        ([BOXES, KNN], "tell_what_is_next"),
+    ):
+        steps.tasks = tasks
+        evaluated(tmp_path)
+        assert names(steps)[-2:] == ["measure", told]
+    steps.measures = False
+    evaluated(tmp_path)
+    assert names(steps)[-1] == "measure"
