@@ -89,11 +89,13 @@ def test_folders_that_are_no_pretraining_are_refused_by_name_and_left_out_of_a_g
     (lab.root / "all" / "empty").mkdir()
     assert len(expand(str(lab.root / "all" / "*")).jobs) == 1
     with pytest.raises(
-        BadInput, match="probe holds a run of 'linear'; a folder must be a run of"
+        BadInput,
+        match=r"^grid g: checkpoints\[0\]: /\S+/probe holds a run of 'linear'; a folder must be a run of",
     ):
         expand(str(lab.root / "all" / "probe"))
     with pytest.raises(
-        BadInput, match=r"empty has no run\.json; a folder must be a run of"
+        BadInput,
+        match=r"^grid g: checkpoints\[0\]: /\S+/empty has no run\.json; a folder must be a run of",
     ):
         expand(str(lab.root / "all" / "empty"))
 

@@ -3,12 +3,14 @@
 import pytest
 
 from backbench.launch.clusters import read_cluster
+from backbench.launch.grid import read_grid
 from backbench.launch.job import Job
 from backbench.launch.plan import (
     JobArray,
     Plan,
     _failed_need,
     arrays,
+    make_plan,
     plan_text,
     without_done,
 )
@@ -46,7 +48,7 @@ def test_a_plan_is_told_array_by_array(cluster):
         "a/9": State("blocked", "pretrain/c failed"),
         "a/10": State("done"),
     }
-    plan = Plan(jobs, known, ["runs/d"], {"a/1", "a/4", "elsewhere"})
+    plan = Plan(jobs, known, ["runs/d", "runs/e"], {"a/1", "a/4", "elsewhere"})
     assert plan_text(plan, cluster).splitlines() == [
         "array 0: 2 jobs on big, 3 node(s) x 2 GPUs, 12 CPUs",
         "  6 CPUs feed a GPU 252 to 756 images/s in two views",
@@ -67,6 +69,7 @@ def test_a_plan_is_told_array_by_array(cluster):
         "skipped (blocked): a/9",
         "skipped (done): a/10",
         "waiting for a checkpoint: runs/d",
+        "waiting for a checkpoint: runs/e",
         "2 of them train two checkpoints again with seeds 1 and 2, without which no number can be"
         " bold; `again=0` leaves them out",
         "7 jobs, 2 skipped as done, 1 others",
@@ -132,6 +135,27 @@ def submit(ledger, jobs, *, ids=(), uid="u1", kind="slurm"):
     )
     ledger.write_submission(submission)
     return submission
+
+
+def test_a_pack_goes_again_as_it_was_and_new_checkpoints_go_beside_it(lab):
+    pattern = lab.checkpoints("b", "c")
+    grid = read_grid(lab.grid(checkpoints=[pattern], evaluate=lab.linear("d1", pack=2)))
+    ledger = Ledger(lab.root / "runs")
+
+    def planned():
+        found = make_plan(
+            grid, Snapshot(ledger), where="grid", data=None, watching=False
+        )
+        assert found.known == {}
+        return found.new
+
+    (pack,) = planned()
+    assert len(pack.cells) == 2
+    submit(ledger, [pack], kind="local")
+    lab.checkpoints("a")
+    alone, again = planned()
+    assert again == pack
+    assert [cell.partition("-")[0] for cell in alone.cells] == ["a"]
 
 
 def test_long_lists_of_jobs_and_of_kinds_are_cut(tmp_path):
