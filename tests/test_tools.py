@@ -224,3 +224,42 @@ def test_the_index_has_what_can_be_built(monkeypatch, capsys):
     said = capsys.readouterr()
     assert "left out: timm's needs_more: RuntimeError('no memory')" in said.err
     assert f"{len(written)} networks" in said.out
+
+
+# bind_protocols, protocols_page
+
+
+def test_a_name_is_bound_to_one_protocol_for_each_kind_of_number(monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    bind = script("bind_protocols")
+    knn = {"kind": "knn", "protocol": "mine-v1", "k": [5]}
+    analysis = {"protocol": "mine-v1", "batch_size": 8}
+    recipes = [
+        bind.Recipe("mine-v1", "one", "knn", knn),
+        bind.Recipe("mine-v1", "two", "analyze", analysis),
+        bind.Recipe("mine-v1", "one", "knn", knn),
+    ]
+    monkeypatch.setattr(bind, "_probes", lambda: ({}, recipes))
+    monkeypatch.setattr(bind, "_detectors", lambda: ({}, []))
+    monkeypatch.setattr(bind, "_pretraining", dict)
+    monkeypatch.setattr(bind.config, "recipe_names", lambda kind: [])
+    (of_name,) = bind.bound()["fingerprints"].values()
+    assert len(of_name) == len(set(of_name.values())) == 2
+    recipes.append(bind.Recipe("mine-v1", "three", "knn", {**knn, "k": [20]}))
+    with pytest.raises(SystemExit) as refused:
+        bind.bound()
+    assert str(refused.value) == ("one and three are both called mine-v1; rename one")
+
+
+def test_a_kind_of_protocol_without_a_heading_has_no_page(monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    page = script("protocols_page")
+    monkeypatch.setattr(page, "_recipes", lambda folder: [("knn", ({}, ""))])
+    monkeypatch.delitem(page.KINDS, "knn")
+    path = ROOT / "configs" / "transfer" / "knn.yaml"
+    with pytest.raises(SystemExit) as refused:
+        page.text()
+    assert str(refused.value) == (
+        f"{path}: kind 'knn' has no heading; give it one in KINDS"
+        " (tools/protocols_page.py)"
+    )
