@@ -2,8 +2,9 @@
 
 import pytest
 
+from backbench.datasets import catalog
 from backbench.errors import BadInput
-from backbench.recipes import fast, own_probe
+from backbench.recipes import config, fast, own_probe
 
 NAMED = {"probe": {"dtd": "lorac", "pets": "./mine.yaml"}, "method": {"name": "jcl"}}
 
@@ -109,3 +110,10 @@ def test_a_recipe_that_demands_a_precision_is_not_computed_in_another():
         "x.yaml: the recipe demands precision fp32, and --fast computes in bf16; leave --fast"
         " out, or give precision=... by hand"
     )
+
+
+def test_every_method_has_probes_that_are_shipped_for_datasets_that_are_known():
+    tables = [*own_probe.BY_METHOD.items(), ("any", own_probe.ANY_METHOD)]
+    for method, probes in tables:
+        assert set(probes) <= set(catalog.DATASETS), method
+        assert set(probes.values()) <= set(config.recipe_names("transfer")), method
