@@ -6,6 +6,7 @@ from backbench.launch import slurm_client
 from backbench.launch.clusters import read_cluster
 from backbench.launch.expansion import Expansion
 from backbench.launch.grid import read_grid
+from backbench.launch.job import Job
 from backbench.launch.records import Ledger
 from backbench.launch.slurm_task import SlurmTask
 
@@ -47,3 +48,11 @@ def test_how_a_running_job_stands(stand_in_slurm, said, standing):
 def test_where_slurm_cannot_be_asked_nothing_is_said(stand_in_slurm):
     stand_in_slurm.says("scontrol", "", status=1)
     assert slurm_client.standing("12") is None
+
+
+def test_a_task_knows_how_many_there_are_and_the_limit_of_the_job(lab):
+    job = Job(name="a", argv=("pretrain",), like="x", cells=())
+    asked = {"nodes": 3, "tasks_per_node": 2, "gpus": 2, "hours": 0.5}
+    cluster = read_cluster(lab.slurm(**asked))
+    task = SlurmTask.on(cluster, job, Ledger(lab.root / "runs"))
+    assert (task.tasks, task.limit_s) == (6, 1800)
