@@ -2,11 +2,13 @@
 
 import sys
 import types
+from pathlib import Path
 from unittest import mock
 
 import pytest
 from support.records import a_result
 
+from backbench.cli import log as loggers
 from backbench.cli import program
 from backbench.records import store
 from backbench.runs.step_metrics import Metrics
@@ -81,6 +83,83 @@ def test_the_others_are_called_for_every_step_and_number(runs, monkeypatch, to):
     assert "mine" in said and "linear" in said
 
 
+STEPS = [(3, {"loss": 1.0}), (7, {"loss": 0.5, "lr": 0.1})]
+
+
+def sent_to(to, monkeypatch, *, known=(), **changes):
+    """The calls by which a logger is sent a run."""
+    module = logger(to)
+    module.search_runs.return_value = list(known)
+    monkeypatch.setitem(sys.modules, to, module)
+    about = {
+        "folder": Path("runs/a"),
+        "name": "a",
+        "id": "0123",
+        "config": {"epochs": 2, "text": "x" * 600},
+        "steps": STEPS,
+        "numbers": {"linear/top1@v1": 91.0, "knn": 80.0},
+    }
+    run = loggers.LoggedRun(**about | changes)
+    loggers.LOGGERS[to](run)
+    return run, module.mock_calls
+
+
+def test_wandb_continues_a_run_by_its_number(monkeypatch):
+    run, calls = sent_to("wandb", monkeypatch)
+    started = {"project": "backbench", "name": "a", "id": "0123", "resume": "allow"}
+    assert calls == [
+        mock.call.init(**started, config=run.config, dir=run.folder),
+        mock.call.init().log({"loss": 1.0}, step=3),
+        mock.call.init().log({"loss": 0.5, "lr": 0.1}, step=7),
+        mock.call.init().summary.update(run.numbers),
+        mock.call.init().finish(),
+    ]
+
+
+def test_mlflow_is_told_a_runs_recipe_once(monkeypatch):
+    """A run is found by our tag; its parameters are never logged again."""
+    values = [
+        mock.call.log_metrics({"loss": 1.0}, step=3),
+        mock.call.log_metrics({"loss": 0.5, "lr": 0.1}, step=7),
+        mock.call.log_metric("linear/top1_v1", 91.0),
+        mock.call.log_metric("knn", 80.0),
+    ]
+    looked = [
+        mock.call.set_experiment("backbench"),
+        mock.call.search_runs(
+            filter_string="tags.backbench = '0123'", output_format="list"
+        ),
+    ]
+    _, calls = sent_to("mlflow", monkeypatch)
+    assert [call for call in calls if "__" not in call[0]] == [
+        *looked,
+        mock.call.start_run(run_name="a"),
+        mock.call.set_tag("backbench", "0123"),
+        mock.call.log_params({"epochs": "2", "text": "x" * 500}),
+        *values,
+    ]
+    there = types.SimpleNamespace(info=types.SimpleNamespace(run_id="theirs"))
+    _, calls = sent_to("mlflow", monkeypatch, known=[there, None])
+    assert [call for call in calls if "__" not in call[0]] == [
+        *looked,
+        mock.call.start_run(run_id="theirs"),
+        *values,
+    ]
+
+
+@pytest.mark.parametrize("numbers", [{}, {"knn": 80.0}])
+def test_trackio_is_sent_numbers_only_where_there_are_some(monkeypatch, numbers):
+    run, calls = sent_to("trackio", monkeypatch, numbers=numbers)
+    started = {"project": "backbench", "name": "a", "resume": "allow"}
+    assert calls == [
+        mock.call.init(**started, config=run.config),
+        mock.call.log({"loss": 1.0}, step=3),
+        mock.call.log({"loss": 0.5, "lr": 0.1}, step=7),
+        *([mock.call.log(numbers)] if numbers else []),
+        mock.call.finish(),
+    ]
+
+
 ROWS = [
     a_result(checkpoint="a" * 64, value=11.0),
     a_result(checkpoint="b" * 64, value=12.0),
@@ -118,6 +197,22 @@ def test_checkpoints_of_one_name_seeds_and_protocols_are_numbers_of_their_own(
 def test_a_logger_that_is_not_installed_is_named(runs, monkeypatch, bad_input):
     monkeypatch.setitem(sys.modules, "wandb", None)
     bad_input(log(runs, "wandb"), "pip install wandb")
+
+
+def test_all_folders_that_are_named_are_sent(tmp_path, monkeypatch, caplog):
+    names = []
+    monkeypatch.setitem(
+        loggers.LOGGERS, "tensorboard", lambda run: names.append(run.name)
+    )
+    roots = [tmp_path / "a", tmp_path / "b"]
+    for root in roots:
+        store.append(root / f"of {root.name}", [a_result(provenance={})])
+    words = ["log", *map(str, roots), "--to", "tensorboard"]
+    for told in ("2 runs sent to tensorboard", "tensorboard has all of it already"):
+        caplog.clear()
+        assert program.main(words) == 0
+        assert caplog.messages[-1] == told
+    assert names == ["of a", "of b"]
 
 
 def test_a_folder_without_runs_is_named(tmp_path, bad_input):
