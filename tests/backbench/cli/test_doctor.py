@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support.layouts import class_folder
 
 from backbench.cli import doctor, program
-from backbench.cli.doctor import BROKEN, MISSING, OK, Finding
+from backbench.cli.doctor import BROKEN, MISSING, OK, OUTSIDE, Finding
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,110 @@ def test_packages_without_the_one_that_reads_ranges(monkeypatch):
     assert [(one.name, one.state) for one in doctor.packages()] == [
         ("packaging", MISSING)
     ]
+
+
+def test_packages_are_held_to_the_ranges_that_are_stated(monkeypatch):
+    stated = [
+        "numpy>=1.26",
+        "absent<3,>=2",
+        "tomli>=2; python_version < '3'",
+        "wandb>=1; extra == 'log'",
+        "old>=2; python_version >= '3'",
+    ]
+    there = {"numpy": "1.26.4", "old": "1.9", "tomli": "1", "wandb": "0"}
+
+    def version(name):
+        if name not in there:
+            raise doctor.importlib.metadata.PackageNotFoundError
+        return there[name]
+
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: stated)
+    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    assert doctor.packages() == [
+        Finding("package", "absent", MISSING, "not installed; <3,>=2"),
+        Finding("package", "numpy", OK, "1.26.4"),
+        Finding("package", "old", OUTSIDE, "1.9; tested with >=2"),
+    ]
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: None)
+    assert doctor.packages() == []
+
+
+@pytest.mark.parametrize(
+    ("threads", "said"),
+    [("2", "2"), (None, "not set (with several processes on few cores: 1)")],
+)
+def test_the_machine_is_told_with_what_it_has(monkeypatch, threads, said):
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 7 << 17}
+    disk = SimpleNamespace(total=9 << 30, free=(5 << 30) + 1)
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 4, 5})
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: disk)
+    monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(doctor.store, "hardware", lambda: "8 x CPU")
+    if threads is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    has = "Linux, 3 cores, 3 GiB, 5 GiB of disk free"
+    about = f"{has}, OMP_NUM_THREADS {said}"
+    assert doctor.machine() == Finding("machine", "8 x CPU", OK, about)
+
+
+def test_lists_and_datasets_are_looked_for_below_the_root(tmp_path):
+    none = "none; `backbench data fetch-splits` fetches ImageNet's"
+    assert doctor.lists(tmp_path) == Finding("lists", "semisup", MISSING, none)
+    (tmp_path / "lists").mkdir()
+    for name in ("1percent.txt", "10percent.txt", "notes.txt"):
+        (tmp_path / "lists" / name).touch()
+    there = Finding("lists", "semisup", OK, "10percent.txt, 1percent.txt")
+    assert doctor.lists(tmp_path) == there
+    # A folder of a known dataset that holds nothing is said, and one that is not there is not
+    (tmp_path / "dtd").mkdir()
+    class_folder(tmp_path / "mine", classes="ab", per=3)
+    found = doctor.datasets(tmp_path)
+    assert [(one.kind, one.name, one.state) for one in found] == [
+        ("data", "dtd", BROKEN),
+        ("data", "mine", OK),
+    ]
+    assert found[0].about.startswith("get ") and found[1].about == ""
+
+
+def test_a_report_is_a_line_for_each_part(tmp_path, quick, monkeypatch, capsys):
+    known = doctor.plugins.installed
+    trunks = {"my_trunk": None}
+
+    def installed(group):
+        return trunks if group == doctor.plugins.TRUNKS else known(group)
+
+    monkeypatch.setattr(doctor.plugins, "installed", installed)
+    monkeypatch.setattr(doctor.archs, "FAMILIES", [])
+    monkeypatch.setattr(
+        doctor, "slurm", lambda: Finding("cluster", "slurm", OK, "main 2")
+    )
+    monkeypatch.setattr(
+        doctor, "packages", lambda: [Finding("package", "numpy", OK, "1")]
+    )
+    assert program.main(["doctor", "--data", str(tmp_path)]) == 0
+    head, machine, *lines = capsys.readouterr().out.splitlines()
+    python = doctor.platform.python_version()
+    version = doctor.importlib.metadata.version("backbench")
+    assert (
+        head == f"backbench {version} ({doctor.store.code_revision()}), Python {python}"
+    )
+    assert machine.startswith("machine  ") and " ok       " in machine
+    assert lines[:5] == [
+        "package  numpy                     ok       1",
+        "device   torch                     ok       the CPU",
+        "engine   detectron2                missing  not built",
+        "cluster  slurm                     ok       main 2",
+        "lists    semisup                   missing  none; `backbench data fetch-splits`"
+        " fetches ImageNet's",
+    ]
+    assert lines[6:8] == [
+        "trunk    my_trunk                  ok       installed",
+        "verbs    demo, pretrain            ok",
+    ]
+    assert lines[-2] == ""
 
 
 @pytest.fixture
