@@ -24,6 +24,7 @@ from backbench.records import store
 from backbench.requests.finetune import FinetuneRequest
 from backbench.requests.options import Outcome
 from backbench.requests.parsing import parse
+from backbench.requests.weights import ImportRequest
 from backbench.runs.folder import open_run
 from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
@@ -366,6 +367,43 @@ def test_what_a_trunk_was_trained_on_is_kept(tmp_path, bad_input):
     assert program.main([*words, "mine", "imagenet:train"]) == 0
     made = Checkpoint.load(out)
     assert made.provenance["trained_on"] == ["mine", "imagenet:train"]
+
+
+def test_all_that_is_told_of_a_file_reaches_its_reader(tmp_path, monkeypatch, capsys):
+    arch = "resnet18,width=0.25"
+    point = Checkpoint(
+        arch=arch, method="demo", state_dict=build_trunk(arch).state_dict()
+    )
+    asked = []
+
+    def read(file, **told):
+        asked.append((file, told))
+        return point
+
+    monkeypatch.setattr(weights_verbs, "read", read)
+    told = {
+        "encoder": "student",
+        "method": "mine",
+        "epochs": 7,
+        "name": "n",
+        "published": "cllr:1:cllr-alpha=0-512-d:resnet50:100:stl10",
+        "stem": "cifar",
+        "allow_missing_statistics": True,
+        "arch": arch,
+        "rename": "by-order",
+        "reading": "pooled",
+        "pixels": "half",
+        "pos": "size",
+    }
+    file, out = tmp_path / "x.pth", tmp_path / "x.safetensors"
+    weights_verbs.run_import(ImportRequest(file=file, out=out, **told))
+    assert asked == [(file, told)]
+    made = Checkpoint.load(out)
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"{out}: '{point.name}', method demo, {arch}, imagenet stem,"
+        f" {len(point.state_dict)} tensors; format backbench, encoder trunk from '';"
+        f" epochs unknown; digest {made.digest[:12]}"
+    )
 
 
 # doctor
