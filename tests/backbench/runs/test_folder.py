@@ -30,6 +30,30 @@ def test_a_run_folder_knows_its_run(tmp_path):
         opened(out, data="abd")
 
 
+def test_the_first_difference_is_shown_and_the_others_are_named(tmp_path):
+    out = opened(tmp_path / "run", text="x" * 50, null={"seed": None})
+
+    def refused(**identity):
+        same = {"text": "x" * 50, "null": {"seed": None}}
+        with pytest.raises(BadInput) as error:
+            opened(out, **same | identity)
+        return str(error.value).removeprefix(f"{out}: holds another run's state ")
+
+    other = {"recipe": {"optim": {"lr": 0.2}, "epochs": 3}, "data": "abd"}
+    assert refused(**other) == (
+        "(differs in data (abc there, abd now), recipe); choose another --out"
+    )
+    # Long values are cut, and a key that is missing is not one that is null
+    cut = f"text ({'x' * 40} there, {'y' * 40} now)"
+    assert refused(text="y" * 50) == f"(differs in {cut}); choose another --out"
+    (out / "recipe.yaml").touch()
+    assert refused(null={"more": 1, "seed": None}, new=2) == (
+        "(differs in new (None there, 2 now), null); choose another --out, or continue it"
+        f" with its own recipe, {out / 'recipe.yaml'}"
+    )
+    assert refused(null={}).startswith("(differs in null.seed (None there, None now));")
+
+
 def test_a_file_or_a_damaged_run_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="is a file"):
