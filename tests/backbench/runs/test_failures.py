@@ -136,12 +136,14 @@ def test_an_error_of_a_library_gets_the_files_name(raised, number, named):
 
 
 def test_a_file_is_for_all_whom_the_mask_allows(tmp_path):
-    old = atomic.os.umask(0o027)
-    try:
-        atomic.write_text(tmp_path / "deep" / "x", "a")
-    finally:
-        atomic.os.umask(old)
-    assert (tmp_path / "deep" / "x").stat().st_mode & 0o777 == 0o640
+    for mask, mode in ((0, 0o666), (0o027, 0o640)):
+        old = atomic.os.umask(mask)
+        try:
+            atomic.write_text(tmp_path / "deep" / "x", "a")
+            assert atomic.os.umask(mask) == mask
+        finally:
+            atomic.os.umask(old)
+        assert (tmp_path / "deep" / "x").stat().st_mode & 0o777 == mode
     atomic.write_json(tmp_path / "y", {"b": [1], "a": 2})
     assert (tmp_path / "y").read_text() == '{\n "a": 2,\n "b": [\n  1\n ]\n}\n'
     for part in ("", "deep"):
@@ -150,6 +152,22 @@ def test_a_file_is_for_all_whom_the_mask_allows(tmp_path):
     atomic.remove_leftovers(tmp_path, tmp_path / "deep", tmp_path / "none")
     left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["x", "x.tmp", "x.tmp", "y"]
+
+
+def test_what_a_killed_writer_leaves_lies_beside_the_file_and_is_removed(tmp_path):
+    file = tmp_path / "x.json"
+    atomic.write_text(file, "before")
+    with pytest.raises(KeyboardInterrupt), atomic.atomic_path(file) as temporary:
+        assert temporary.parent == tmp_path
+        assert temporary.match(".x.json.*.tmp")
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    assert file.read_text() == "before"
+    # One that was killed cannot remove it
+    temporary.write_text("half")
+    atomic.remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
 # ---- whose run a folder is
