@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from backbench.errors import STOP_SIGNALS, BadInput
-from backbench.runs import atomic, seeding
+from backbench.errors import STOP_SIGNALS, BadInput, Preempted, Stopped
+from backbench.runs import atomic, seeding, state
 from backbench.runs.state import StopFlag, load_state, save_state, signals_blocked
 
 
@@ -97,6 +97,72 @@ def test_a_signal_waits_until_a_loader_is_made():
     assert stop.requested == "SIGTERM", "it is not lost with the loader"
     over.set()
     other.join()
+
+
+def handlers():
+    return [signal.getsignal(getattr(signal, name)) for name in STOP_SIGNALS]
+
+
+@pytest.mark.parametrize("listening", [StopFlag, state.stops_at_once])
+def test_all_handlers_are_as_they_were_afterwards(listening):
+    before = handlers()
+    assert len(before) > 2
+    with listening():
+        (within,) = set(handlers())
+        assert within not in before
+    assert handlers() == before
+
+
+def test_all_signals_that_came_meanwhile_are_handled_at_the_end():
+    came = []
+    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    before = {n: signal.signal(n, lambda n, _: came.append(n)) for n in numbers}
+    try:
+        with state.signals_blocked():
+            for number in numbers:
+                signal.raise_signal(number)
+            assert came == []
+        assert sorted(came) == list(numbers)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_second_interrupt_ends_at_once_and_other_signals_do_not():
+    with StopFlag() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.requested == "SIGINT"
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_wait_within_a_step_ends_so_long_after_the_signal(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(state.time, "monotonic", lambda: now[0])
+    with StopFlag() as outer, StopFlag() as inner:
+        state.stop_if_asked_for(0.0)
+        inner.end_here("between two fits")
+        signal.raise_signal(signal.SIGUSR1)
+        said = "stopped by SIGUSR1 between two fits; the same command continues"
+        with pytest.raises(Preempted, match=f"^{said}$"):
+            inner.end_here("between two fits")
+        now[0] = 105.75
+        state.stop_if_asked_for(6.0)
+        now[0] = 106.0
+        with pytest.raises(Stopped, match="SIGUSR1"):
+            state.stop_if_asked_for(6.0)
+        assert outer.requested is None
+    state.stop_if_asked_for(0.0)
+
+
+def test_a_stop_outside_of_loops_is_raised_and_noted():
+    with state.stops_at_once() as raised:
+        for name in ("SIGTERM", "SIGUSR2"):
+            with pytest.raises(Stopped, match=name):
+                signal.raise_signal(getattr(signal, name))
+        assert raised == ["SIGTERM", "SIGUSR2"]
 
 
 def test_seeds_depend_on_every_part_and_on_nothing_else():
