@@ -163,6 +163,26 @@ def test_every_mistake_is_one_line_with_the_file(tmp_path, text, overrides, mess
     assert overrides or "recipe.yaml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lr", "override 'lr': expected key=value, as in optim.lr=0.1"),
+        ("=1", "override '=1': expected key=value, as in optim.lr=0.1"),
+        ("a..b=1", "override 'a..b=1': expected key=value, as in optim.lr=0.1"),
+        ("lr=[1", "override 'lr=[1': while parsing a flow sequence at line 1"),
+        ("lr=\x1b", "override 'lr=\\x1b' holds the control character '\\x1b'"),
+        (
+            f"lr={'a' * 90}\x07",
+            f"override 'lr={'a' * 76} holds the control character '\\x07'",
+        ),
+    ],
+)
+def test_a_change_that_cannot_be_read_is_named_as_it_was_written(text, said):
+    with pytest.raises(BadInput) as refused:
+        config.apply_overrides({}, ["epochs=2", text])
+    assert str(refused.value).startswith(said)
+
+
 FAMILY = """
 base: low
 lr: 0.5
