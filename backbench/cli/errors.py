@@ -176,13 +176,19 @@ def _show(explained: Sequence[Explained]) -> None:
         names = _names(table.kind, runs)
         for one, name in zip(runs, names):
             ap50 = one.ap50[table.kind]
-            heads.append(f"  {printable.shown(name, _WIDTH - 2)}".rjust(_WIDTH))
+            heads.append(f"  {_cut(name)}".rjust(_WIDTH))
             values.append(f"{ap50.value:{_WIDTH}.2f}")
         between = "   difference" if len(runs) == 2 else ""
         print(f"{'points of AP50':<16}{''.join(heads)}{between}")
         print(f"{'AP50':<16}{''.join(values)}")
         for error in ERRORS:
             print(_line(table.kind, error, runs))
+
+
+def _cut(name: str) -> str:
+    """Cut a name to what fits above a column."""
+    most = _WIDTH - 2
+    return printable.shown(name if len(name) <= most else f"{name[: most - 3]}...")
 
 
 def _title(table: _Table, tables: Sequence[_Table]) -> str:
