@@ -170,6 +170,15 @@ def test_a_folder_that_is_no_dataset_is_refused_by_its_own_words(mine, tmp_path)
         assert str(error.value) == said
 
 
+def test_a_container_that_is_refused_says_why(tmp_path, monkeypatch):
+    file = tmp_path / "mine"
+    why = f"{file}.tar: holds no images; give another"
+    monkeypatch.setattr(wanted.finding, "refused", lambda folder: why)
+    with pytest.raises(BadInput) as error:
+        wanted.dataset_folder(file)
+    assert str(error.value) == f"--data {why}"
+
+
 # Boxes
 
 
@@ -217,6 +226,18 @@ def test_boxes_have_no_known_datasets_name(tmp_path, monkeypatch, name):
     said = f"has the name of the known dataset {name}; rename the folder"
     with pytest.raises(BadInput, match=said):
         wanted.dataset_folder(folder, detects=True)
+
+
+def test_boxes_have_a_name_that_can_be_printed(tmp_path, monkeypatch):
+    boxed(monkeypatch)
+    folder = tmp_path / "a\x07b"
+    folder.mkdir()
+    with pytest.raises(BadInput) as error:
+        wanted.dataset_folder(folder, detects=True)
+    assert str(error.value) == (
+        f"--data {tmp_path}/a\\x07b: a dataset's name has no control character, as"
+        " '\\x07'; rename it"
+    )
 
 
 def test_boxes_of_ones_own_are_looked_at_before_a_detector_trains(
