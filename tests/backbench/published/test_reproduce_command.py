@@ -152,6 +152,22 @@ def test_jobs_that_fail_are_the_status(trial):
     assert "67.10" in trial.table()  # what there is, is compared all the same
 
 
+def test_a_part_that_fails_ends_no_other_and_a_stop_does(trial):
+    (trial.root / "files" / "moco_v2_200").mkdir()
+    (trial.root / "files" / "moco_v2_200" / "a.pth").write_bytes(b"others")
+    run = trial.run_command
+
+    def ending(*statuses):
+        ends = iter(statuses)
+        trial.commands.clear()
+        trial.run_command = lambda words: run(words) or next(ends)
+        return trial.reproduce().status, len(trial.commands)
+
+    assert ending(1, 0) == (1, 2)
+    assert ending(0, 3) == (3, 2)
+    assert ending(75) == (75, 1)
+
+
 def test_a_stop_ends_without_an_outcome(trial):
     trial.status = 75
     assert trial.reproduce().status == 75
