@@ -219,11 +219,13 @@ def second(node, monkeypatch):
 def test_a_follower_runs_its_rank_where_task_0_is(node, second):
     second(MASTER_ADDR="host7", MASTER_PORT="4711")
     told = node.ledger.runs / "told"
-    script = f'echo "$MASTER_ADDR $MASTER_PORT $SLURM_PROCID" > {told}'
-    assert node.task(script, tasks=2)() == "rank 1: exit 0"
+    # What another rank failed with is task 0's affair
+    (node.meets() / "failed-2").write_text('["failed", "rank 2: no luck"]')
+    script = f'echo "$MASTER_ADDR $MASTER_PORT $SLURM_PROCID" > {told}; sleep 0.1'
+    assert node.task(script, tasks=3)() == "rank 1: exit 0"
     assert told.read_text() == "host7 4711 1\n"
     assert node.ledger.statuses() == {}  # task 0 keeps the job's status
-    assert not list(node.meets().glob("failed-*"))
+    assert [file.name for file in node.meets().glob("failed-*")] == ["failed-2"]
 
 
 def test_a_follower_leaves_its_failure_where_task_0_finds_it(node, second):
