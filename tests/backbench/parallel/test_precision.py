@@ -73,13 +73,13 @@ def detect(name):
     MixedPrecision(SimpleNamespace(SOLVER=solver), CPU)
 
 
-@pytest.mark.usefixtures("before")
 @pytest.mark.parametrize(
     "compute", [freeze_a_trunk, finetune_a_network, pretrain_on_a_cpu, detect]
 )
 def test_bf16_on_a_slow_device_is_warned_of(compute, monkeypatch):
     asked = []
     monkeypatch.setattr(precision, "warn_if_slow", asked.append)
+    monkeypatch.setattr(precision, "use", lambda name: None)  # of the whole process
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     compute("fp32")
     assert asked == []
