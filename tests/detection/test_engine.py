@@ -2,6 +2,7 @@
 too."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +19,10 @@ from support.pretended_gpu import PretendedGpu
 
 from backbench.detection import process_group, train_net
 from backbench.detection.data.split import training_records
-from backbench.detection.engine import reestimate_batch_norm
+from backbench.detection.engine import MixedPrecision, reestimate_batch_norm
 from backbench.detection.engine_torchvision import Detector
 from backbench.errors import BadInput, Preempted
+from backbench.parallel import precision as precisions
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag, load_state
 from backbench.runs.step_metrics import read_metrics
@@ -161,6 +163,29 @@ def prepared(root, out, engine, precision, *more):
     run = run_of_config("tiny_mask_rcnn_R_18_FPN", root, out, words, engine=engine)
     p, network = built(run)
     return run, p, network
+
+
+@pytest.mark.parametrize(
+    ("enabled", "precision", "dtype", "scaled", "slow"),
+    [
+        (False, "bf16", None, False, False),
+        (True, "bf16", torch.bfloat16, False, True),
+        (True, "fp16", torch.float16, True, False),
+    ],
+)
+def test_only_float16_is_scaled_and_only_bfloat16_may_be_slow(
+    monkeypatch, caplog, enabled, precision, dtype, scaled, slow
+):
+    monkeypatch.setattr(precisions, "bf16_is_quick", lambda device: device != "cpu")
+    precisions.warn_if_slow.cache_clear()
+    solver = SimpleNamespace(AMP=SimpleNamespace(ENABLED=enabled, PRECISION=precision))
+    amp = MixedPrecision(SimpleNamespace(SOLVER=solver), torch.device("cpu"))
+    assert (amp.dtype, amp.scaler.is_enabled()) == (dtype, scaled)
+    assert ("bf16 is slower than fp32 here" in caplog.text) is slow
+    with amp.autocast():
+        assert torch.is_autocast_enabled("cpu") is enabled
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == (dtype or torch.float32)
 
 
 @pytest.mark.slow
