@@ -379,6 +379,14 @@ def test_many_images_are_taken_evenly_in_batches(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("count", "every"), [(10_000, 1), (10_001, 2), (20_000, 2), (20_001, 3)]
+)
+def test_at_most_ten_thousand_images_are_scored(count, every):
+    found = ArrayList(Path("here"), ("",) * count, (0, -1) * count, ("r", "g"), None)
+    assert scorer(found).chosen == list(range(0, 2 * count, 2 * every))
+
+
+@pytest.mark.parametrize(
     ("size", "resized"), [(224, 256), (64, 64), (65, 74), (96, 110)]
 )
 def test_small_images_are_taken_whole(monkeypatch, size, resized):
