@@ -1,18 +1,24 @@
 """What a training decides beside its steps: what is due, what is waited for, what names a run."""
 
+import contextlib
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning_fabric.strategies import DDPStrategy
 from support import tiny_pretraining
 
 from backbench.errors import BadInput
 from backbench.images.crops import Crops
-from backbench.parallel import loading
+from backbench.parallel import loading, precision
 from backbench.pretrain import train
-from backbench.pretrain.recipe import Data, ViewsConfig
-from backbench.pretrain.train import Training
+from backbench.pretrain.monitor import RecentTerms
+from backbench.pretrain.recipe import Data, Optim, ViewsConfig
+from backbench.pretrain.train import SavedState, Training
+from backbench.runs import seeding
+from backbench.weights import archs
 
 
 def test_a_state_is_due_after_minutes_at_long_epochs_and_at_the_end():
@@ -198,3 +204,245 @@ def test_the_origin_of_a_checkpoint_is_told():
 
 def no_image(index):
     raise BadInput("no image")
+
+
+# ---- Starting
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """started(config, rank, **request): what Fabric is made of, and the log's level afterwards."""
+    monkeypatch.setattr(precision, "bf16_is_quick", lambda device: False)
+    monkeypatch.setattr(train.distributed, "launch", lambda fabric: fabric)
+    precision.warn_if_slow.cache_clear()
+    lightning = logging.getLogger("lightning_fabric")
+    levels = {logger: logger.level for logger in (train.log, lightning)}
+
+    def start(config, rank=0, **asked):
+        def fabric(**made):
+            return SimpleNamespace(is_global_zero=rank == 0, **made)
+
+        monkeypatch.setattr(train, "Fabric", fabric)
+        keys = {"accelerator": "cpu", "devices": 1, "nodes": 1}
+        return train.launch(config, SimpleNamespace(**keys | asked))
+
+    yield start
+    for logger, level in levels.items():
+        logger.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("precision", "autocast"),
+    [("fp32", None), ("tf32", None), ("bf16", "bf16-mixed"), ("fp16", "16-mixed")],
+)
+def test_half_precisions_autocast_and_bf16_says_where_it_is_slow(
+    started, caplog, precision, autocast
+):
+    fabric = started(tiny_pretraining.config(precision=precision))
+    assert getattr(fabric.plugins, "precision", None) == autocast
+    assert ("bf16 is slower than fp32 here" in caplog.text) is (precision == "bf16")
+
+
+@pytest.mark.parametrize(("devices", "nodes"), [(1, 1), (2, 1), (1, 3)])
+def test_several_processes_exchange_gradients_and_one_speaks(started, devices, nodes):
+    fabric = started(
+        tiny_pretraining.config(),
+        rank=devices * nodes - 1,
+        accelerator="auto",
+        devices=devices,
+        nodes=nodes,
+    )
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    assert (fabric.accelerator, fabric.devices) == (kind, devices)
+    assert fabric.num_nodes == nodes
+    if devices * nodes == 1:
+        assert fabric.strategy == "auto"
+        assert train.log.level < logging.ERROR
+        return
+    assert isinstance(fabric.strategy, DDPStrategy)
+    assert fabric.strategy._ddp_kwargs == {
+        "broadcast_buffers": False,
+        "gradient_as_bucket_view": True,
+    }
+    assert train.log.level == logging.ERROR
+
+
+def test_the_trunk_and_the_method_are_drawn_from_seeds_of_their_own():
+    narrow = "resnet18,width=0.25"
+    config = tiny_pretraining.config(
+        seed=5, arch=narrow, zero_init_residual=True, stem="conv3"
+    )
+    found = SimpleNamespace(classes=("x", "y"), labels=(0, 1))
+    listed = type("Four", (SimpleNamespace,), {"__len__": lambda self: 4})
+    method = train.build(config, listed(**vars(found)))
+    after = torch.rand(3)
+    seeding.seed_everything(5, "backbone")
+    trunk = archs.build_trunk(narrow, "conv3", zero_init_residual=True)
+    for name, value in trunk.state_dict().items():
+        assert torch.equal(method.backbone.state_dict()[name], value), name
+    seeding.seed_everything(5, "method")
+    assert torch.equal(torch.rand(3), after)  # this method draws nothing
+
+
+@pytest.mark.parametrize(
+    ("last", "first_step", "each", "made", "seconds"),
+    [
+        (1000, 50.0, 2.0, 4, 2.0),
+        (1000, 50.0, 5.9, 3, 5.9),
+        (1000, 50.0, 6.0, 2, 6.0),
+        (3, 50.0, 1.0, 3, 1.0),
+    ],
+)
+def test_the_first_step_is_not_timed(
+    monkeypatch, *, last, first_step, each, made, seconds
+):
+    clock = SimpleNamespace(now=100.0)
+    steps = []
+
+    def step(number):
+        steps.append(number)
+        clock.now += each if number else first_step
+
+    def training(*parts):
+        clock.now += 1000  # making it is no step
+        return SimpleNamespace(last=last, step_without_log=step)
+
+    monkeypatch.setattr(train, "Training", training)
+    monkeypatch.setattr(train.time, "monotonic", lambda: clock.now)
+    for part in ("images_of", "launch", "build", "loader_workers"):
+        monkeypatch.setattr(train, part, lambda *_: [1] * 8)
+    config = tiny_pretraining.config(batch_size=8)
+    assert train.seconds_per_step(config, None) == pytest.approx(seconds)
+    assert steps == list(range(made))
+
+
+# ---- Steps
+
+
+def test_gradients_of_micro_batches_are_those_of_their_mean(monkeypatch):
+    """Ranks exchange them with the last; a batch knows its place in the run."""
+    monkeypatch.setattr(
+        train.data, "finish_views", lambda loaded, views, form: loaded.views
+    )
+    config = tiny_pretraining.config(epochs=7, accumulate=2)
+    weight = torch.nn.Parameter(torch.tensor([3.0]))
+    silent, batches, checked = [], [], []
+
+    @contextlib.contextmanager
+    def no_backward_sync(model, enabled):
+        silent.append(enabled)
+        yield
+
+    def model(batch):
+        batches.append(batch)
+        return {"loss": (weight * batch.views).sum(), "rank": weight.sum()}
+
+    training = SimpleNamespace(
+        config=config,
+        fabric=SimpleNamespace(
+            device=torch.device("cpu"),
+            no_backward_sync=no_backward_sync,
+            backward=torch.Tensor.backward,
+        ),
+        form=None,
+        model=model,
+        rules=SimpleNamespace(
+            terms=lambda terms: terms,
+            gradients=lambda: checked.append(float(weight.grad)),
+        ),
+        total=80,
+    )
+    parts = [
+        SimpleNamespace(views=view, labels=torch.tensor([n]), index=torch.tensor([n]))
+        for n, view in enumerate((2.0, 8.0))
+    ]
+    terms = Training.gradients(training, parts, 20, 2)
+    assert checked == [5.0]
+    assert silent == [True, False]
+    assert [float(each["loss"]) for each in terms] == [6.0, 24.0]
+    assert not any(x.requires_grad for each in terms for x in each.values())
+    for number, batch in enumerate(batches):
+        place = (batch.step, batch.epoch, batch.epochs, batch.progress)
+        assert place == (20, 2, 7, 0.25)
+        assert int(batch.labels) == int(batch.index) == number
+
+
+@pytest.mark.parametrize("norm", [None, 0.5])
+def test_an_update_clips_steps_and_forgets_then_tells_the_method(norm):
+    did = []
+
+    def zero_grad(*, set_to_none):
+        did.append(set_to_none)
+
+    training = SimpleNamespace(
+        config=tiny_pretraining.config(optim=Optim(lr=0.1, clip_norm=norm)),
+        fabric=SimpleNamespace(
+            clip_gradients=lambda *what, **how: did.append((what, how))
+        ),
+        model="model",
+        stepper=SimpleNamespace(
+            step=lambda: did.append("step"),
+            zero_grad=zero_grad,
+        ),
+        method=SimpleNamespace(after_step=did.append),
+        rules=SimpleNamespace(state=lambda: did.append("rules")),
+        total=8,
+    )
+    Training.update(training, 6)
+    how = {"max_norm": 0.5, "error_if_nonfinite": False}
+    clipped = [] if norm is None else [(("model", training.stepper), how)]
+    assert did == [*clipped, "step", True, 0.75, "rules"]
+
+
+def test_a_loss_that_another_rank_has_found_is_named_by_this_step():
+    recent = RecentTerms()
+    recent.add([{"loss": torch.tensor(1.0)}], torch.device("cpu"))
+    training = SimpleNamespace(recent=recent, rates=SimpleNamespace(at=float))
+    training.state = SimpleNamespace(last_good=lambda: "nothing is kept")
+    assert str(Training.loss_failure(training, None, step=9)) == (
+        "the loss is nan at step 9 (lr 9); nothing is kept; a lower optim.lr, a longer"
+        " optim.warmup_epochs or precision=fp32 may help"
+    )
+
+
+def test_a_state_is_taken_up_with_its_scale_and_its_terms(tmp_path, caplog):
+    caplog.set_level("INFO", "backbench")
+    scales = []
+    scaler = SimpleNamespace(
+        state_dict=lambda: {"scale": 4.0}, load_state_dict=scales.append
+    )
+    fabric = SimpleNamespace(
+        global_rank=0,
+        device=torch.device("cpu"),
+        strategy=SimpleNamespace(precision=scaler),
+    )
+
+    def state(value, recipe="recipe"):
+        method = torch.nn.Linear(2, 2, bias=False)
+        method.weight.data.fill_(value)
+        optimizer = torch.optim.SGD(method.parameters(), 0.1, momentum=0.9)
+        method.weight.grad = torch.full((2, 2), value)
+        optimizer.step()
+        return SavedState(tmp_path, recipe, fabric, method, optimizer)
+
+    first, other = state(1.0), state(2.0)
+    step, none = other.resume(9)
+    assert (step, len(none), scales) == (0, 0, [])
+    assert first.last_good() == "no state was saved before"
+    recent = RecentTerms()
+    recent.add([{"loss": torch.tensor(3.0)}], torch.device("cpu"))
+    first.save(5, recent)
+    step, terms = other.resume(9)
+    assert (step, terms.mean(), scales) == (5, {"loss": 3.0}, [{"scale": 4.0}])
+    assert torch.equal(other.method.weight, first.method.weight)
+    for one, two in zip(
+        first.optimizer.state.values(), other.optimizer.state.values(), strict=True
+    ):
+        assert torch.equal(one["momentum_buffer"], two["momentum_buffer"])
+    assert f"{tmp_path}: continuing at step 5 of 9" in caplog.text
+    # Other ranks write nothing
+    fabric.global_rank = 1
+    other.save(7, recent)
+    assert first.last_good().endswith("state.pt, at step 5")
+    with pytest.raises(BadInput, match=r"state\.pt: the state of another recipe; move"):
+        state(1.0, "other").resume(9)
