@@ -291,9 +291,10 @@ def test_the_trunk_and_the_method_are_drawn_from_seeds_of_their_own():
         (1000, 50.0, 5.9, 3, 5.9),
         (1000, 50.0, 6.0, 2, 6.0),
         (3, 50.0, 1.0, 3, 1.0),
+        (1, 50.0, 1.0, 1, 50.0),
     ],
 )
-def test_the_first_step_is_not_timed(
+def test_the_first_step_is_not_timed_unless_it_is_the_only_one(
     monkeypatch, *, last, first_step, each, made, seconds
 ):
     clock = SimpleNamespace(now=100.0)
