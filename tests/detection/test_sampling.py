@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fvcore.common.config import CfgNode
 
 from backbench.detection.rcnn import roi_heads, rpn
 from backbench.errors import BadInput
@@ -139,3 +140,106 @@ def test_a_sum_is_divided_by_one_at_least():
     device = torch.device("cpu")
     counts = [roi_heads.per_rank(count, device).item() for count in (0, 1, 7)]
     assert counts == [1, 1, 7]
+
+
+# ---- What a config builds
+
+SIZES = [[8.0 * 2**level, 12.0 * 2**level] for level in range(5)]
+
+
+def a_config():
+    """A config in which no two numbers are alike."""
+    model = {
+        "FPN": {"OUT_CHANNELS": 8},
+        "ANCHOR_GENERATOR": {"SIZES": SIZES, "ASPECT_RATIOS": [[0.5, 1.0, 2.0]]},
+        "RPN": {
+            "IOU_THRESHOLDS": [0.25, 0.65],
+            "BATCH_SIZE_PER_IMAGE": 31,
+            "POSITIVE_FRACTION": 0.4,
+            "PRE_NMS_TOPK_TRAIN": 11,
+            "PRE_NMS_TOPK_TEST": 12,
+            "POST_NMS_TOPK_TRAIN": 13,
+            "POST_NMS_TOPK_TEST": 14,
+            "NMS_THRESH": 0.72,
+            "SMOOTH_L1_BETA": 0.3,
+        },
+        "ROI_HEADS": {
+            "NUM_CLASSES": 4,
+            "IOU_THRESHOLDS": [0.55],
+            "BATCH_SIZE_PER_IMAGE": 21,
+            "POSITIVE_FRACTION": 0.35,
+            "SCORE_THRESH_TEST": 0.07,
+            "NMS_THRESH_TEST": 0.45,
+        },
+        "ROI_BOX_HEAD": {"POOLER_RESOLUTION": 3, "FC_DIM": 16, "SMOOTH_L1_BETA": 0.2},
+        "ROI_MASK_HEAD": {"POOLER_RESOLUTION": 5, "CONV_DIM": 12, "NUM_CONV": 3},
+        "ROI_KEYPOINT_HEAD": {
+            "POOLER_RESOLUTION": 6,
+            "CONV_DIMS": (9, 10),
+            "NUM_KEYPOINTS": 7,
+        },
+        "MASK_ON": True,
+        "KEYPOINT_ON": True,
+    }
+    return CfgNode({"MODEL": model, "TEST": {"DETECTIONS_PER_IMAGE": 17}})
+
+
+def test_proposals_are_as_the_config_says():
+    made = rpn.build_rpn(a_config())
+    assert made.beta == 0.3
+    assert (made.fg_bg_sampler.size, made.fg_bg_sampler.fraction) == (31, 0.4)
+    matcher = made.proposal_matcher
+    assert (matcher.low_threshold, matcher.high_threshold) == (0.25, 0.65)
+    assert matcher.allow_low_quality_matches
+    assert made.nms_thresh == 0.72
+    for mode, kept in ((True, (11, 13)), (False, (12, 14))):
+        made.train(mode)
+        assert (made.pre_nms_top_n(), made.post_nms_top_n()) == kept
+    assert made.head.cls_logits.weight.shape[:2] == (6, 8)
+    cells = made.anchor_generator.cell_anchors
+    for cell, sizes in zip(cells, SIZES, strict=True):
+        assert torch.equal(cell, rpn.base_anchors(sizes, [0.5, 1.0, 2.0]))
+
+
+def test_heads_are_as_the_config_says():
+    made = roi_heads.build_heads(a_config())
+    assert made.beta == 0.2
+    assert (made.fg_bg_sampler.size, made.fg_bg_sampler.fraction) == (21, 0.35)
+    matcher = made.proposal_matcher
+    assert (matcher.low_threshold, matcher.high_threshold) == (0.55, 0.55)
+    assert not matcher.allow_low_quality_matches
+    assert made.box_coder.weights == (10.0, 10.0, 5.0, 5.0)
+    assert (made.score_thresh, made.nms_thresh) == (0.07, 0.45)
+    assert made.detections_per_img == 17
+    pools = (made.box_roi_pool, made.mask_roi_pool, made.keypoint_roi_pool)
+    assert [pool.size for pool in pools] == [3, 5, 6]
+    shapes = {name: tuple(x.shape) for name, x in made.named_parameters()}
+    assert shapes["box_head.fc6.weight"] == (16, 8 * 3 * 3)
+    assert shapes["box_predictor.cls_score.weight"] == (5, 16)
+    assert shapes["box_predictor.bbox_pred.weight"] == (4 * 5, 16)
+    layers = [shapes[f"mask_head.{n}.0.weight"][:2] for n in range(3)]
+    assert layers == [(12, 8), (12, 12), (12, 12)]
+    assert shapes["mask_predictor.mask_fcn_logits.weight"] == (5, 12, 1, 1)
+    convolutions = [
+        shape[:2]
+        for name, shape in shapes.items()
+        if name.startswith("keypoint_head") and len(shape) == 4
+    ]
+    assert convolutions == [(9, 8), (10, 9)]
+    assert shapes["keypoint_predictor.kps_score_lowres.weight"][:2] == (10, 7)
+
+
+def test_the_surest_boxes_of_each_level_are_proposed_by_their_logits():
+    """Two levels of three anchors; the sigmoid of all is 1 in float32."""
+    made = rpn.build_rpn(a_config()).eval()
+    made._pre_nms_top_n = {"testing": 2}
+    made._post_nms_top_n = {"testing": 3}
+    apart = [[40.0 * n, 0, 40.0 * n + 20, 10] for n in range(6)]
+    apart[4] = [300.0, 5, 330, 9]  # beside an image of 200 x 30 pixels
+    logits = torch.tensor([[50.0, 70, 60, 90, 99, 80]]).reshape(-1, 1)
+    boxes, sure = made.filter_proposals(
+        torch.tensor([apart]), logits, [(30, 200)], [3, 3]
+    )
+    # Of the first level 1 and 2, of the second 3 and 4, of which 4 is empty when cut
+    assert sure[0].tolist() == [90, 70, 60]
+    assert boxes[0].tolist() == [apart[3], apart[1], apart[2]]
