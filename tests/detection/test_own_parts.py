@@ -13,6 +13,8 @@ from backbench.detection import own_check, own_heads
 from backbench.detection.data import own
 from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN
 from backbench.errors import BadInput
+from backbench.weights import archs
+from backbench.weights.checkpoint import Checkpoint
 
 
 def changed(file, change):
@@ -220,6 +222,26 @@ def test_each_key_that_the_boxes_decide_is_refused():
         assert str(error.value) == f"{key} comes from --dataset mine; leave it out"
         own_heads.refuse_keys(SimpleNamespace(dataset=None), [key, "1"])
     own_heads.refuse_keys(request, ["SEED", "3"])
+
+
+def test_a_plain_trunk_has_a_config_of_its_own(tmp_path):
+    def config_for(dataset="mine", checkpoint=None):
+        request = SimpleNamespace(dataset=dataset, checkpoint=checkpoint)
+        return own_heads.config_for(request)
+
+    assert config_for() == "faster_rcnn_own"
+    plain = "timm:vit_tiny_patch16_224,depth=1,embed_dim=32,num_heads=2,pos=aa"
+    configs = {"resnet18,width=0.25": "faster_rcnn_own"}
+    for arch, config in (configs | {plain: "faster_rcnn_own_plain"}).items():
+        file = tmp_path / f"{config}.safetensors"
+        state = archs.build_trunk(arch).state_dict()
+        Checkpoint(arch=arch, method="test", state_dict=state).save(file)
+        assert config_for(checkpoint=str(file)) == config
+    with pytest.raises(BadInput) as error:
+        config_for(dataset=None)
+    assert str(error.value) == (
+        "no config: give --config-file NAME, or --dataset NAME for boxes of your own"
+    )
 
 
 # ---- The check
