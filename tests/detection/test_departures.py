@@ -20,7 +20,7 @@ def a_split(name="coco_2017_train", labels=(0, 1), notes=(), lists_digest=""):
         "name": name,
         "records": records,
         "notes": notes,
-        "categories": ("cat", "dog", "emu"),
+        "categories": ("cat", "dog", "emu", "fox", "gnu", "hen", "ibis"),
     }
     return SimpleNamespace(
         file=Path(f"x/{name}.json"), lists_digest=lists_digest, **about
@@ -100,12 +100,28 @@ def test_rates_may_be_half_or_twice_and_are_free_on_data_of_ones_own(said):
     assert len(said(*far)) == 1
 
 
+def test_adamw_has_a_rate_of_its_own_and_c4_any(said):
+    adamw = ("SOLVER.OPTIMIZER", "ADAMW", "SOLVER.BASE_LR")
+    for rate in ("0.00005", "0.0001", "0.0002"):
+        assert said(*adamw, rate) == []
+    (found,) = said(*adamw, "0.02")
+    assert found == (
+        "BASE_LR 0.02 for 16 images per batch; 0.0001 at 16 scales to 0.0001"
+    )
+    c4 = {"BACKBONE": {"NAME": "build_resnet_backbone"}, "FPN": {"NORM": ""}}
+    assert said("SOLVER.BASE_LR", "0.5", model=c4) == []
+
+
 def test_what_the_data_lack_is_said(said):
     (found,) = said(train=a_split(labels=(0,)), val=a_split("val", labels=(2, 1, 0)))
     assert (
         found
         == "coco_2017_train has no object of dog, emu, of which val has some: their AP will be 0"
     )
+    (found,) = said(val=a_split("val", labels=range(6, -1, -1)))
+    assert "has no object of emu, fox, gnu, hen, ibis, of which" in found
+    (found,) = said(train=a_split(labels=()), val=a_split("val", labels=range(7)))
+    assert "has no object of cat, dog, emu, fox, gnu, of which" in found
     (found,) = said(val=a_split("val", labels=()))
     assert found == "val has no ground truth at all: every AP will be undefined"
     notes = {"train": a_split(notes=("one",)), "val": a_split("val", notes=("two",))}
