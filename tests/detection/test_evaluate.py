@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,6 +179,17 @@ def test_pycocotools_scores_the_first_hundred_images_alone(tmp_path, monkeypatch
     wrong_about(monkeypatch, 100)
     with pytest.raises(BadInput, match="by pycocotools"):
         evaluate.score(split, found, "bbox", [], manifest=None)
+    # Nor are the objects of others rehearsed
+    tried = []
+
+    def matched(truth, rows, kind, sigmas):
+        tried.extend(row["image_id"] for row in rows)
+        return SimpleNamespace(accumulate=lambda: None)
+
+    monkeypatch.setattr(evaluate, "matched", matched)
+    monkeypatch.setattr(evaluate, "check_with_pycocotools", lambda *_: None)
+    evaluate.rehearse(split, "bbox", [])
+    assert tried == list(range(2, 101))
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -328,6 +340,9 @@ def test_hotcocos_health_check_is_passed_on(tmp_path):
     row = {"bbox": [10.0, 10.0, 40.0, 30.0], "category_id": 1, "iscrowd": 0}
     for record in split.records:
         record["annotations"] = [dict(row)]
+    assert evaluate.health(split) == []
+    # What our own reading says is not said again
+    split.records[1]["annotations"][0]["bbox"] = [SIZE - 9.0, 10.0, 40.0, 30.0]
     assert evaluate.health(split) == []
     split.records[2]["annotations"].append(dict(row))
     (note,) = evaluate.health(split)
