@@ -19,7 +19,9 @@ from support.detection_runs import run_of_config
 from support.slurm_cluster import free_ports
 
 from backbench.detection import evaluate, measure, process_group, train_net
+from backbench.detection.protocol import decisive
 from backbench.errors import BadInput, Failed
+from backbench.images import contents
 from backbench.records import store
 from backbench.runs.state import StopFlag
 
@@ -289,11 +291,16 @@ def test_a_record_is_rows_and_files(run, monkeypatch):
         assert (row.task, row.dataset, row.split) == ("faster_rcnn", "scenes", "val")
         assert (row.engine, row.seed, row.name) == ("torchvision", p.seed, "random")
         assert (row.arch, row.checkpoint) == ("resnet18", p.checkpoint.digest)
+        assert (row.method, row.epochs) == ("random", p.checkpoint.epochs)
+        assert row.protocol == "detection-tiny-v1"
         assert row.provenance["evaluator"] == "hotcoco"
         assert row.provenance["config"] == "tiny_faster_rcnn_R_18_FPN"
         assert row.provenance["train"] == p.train.fingerprint
         assert row.provenance["val"] == p.val.fingerprint
         assert row.provenance["per_category"] == "per_category.json"
+        assert row.provenance["recipe"] == decisive(run.given)
+        assert row.provenance[contents.KEY] == contents.whole(p.val.images)
+        assert row.provenance["trunk"]["sides"] == [128, 192]
         assert row.origin["images_per_second"] == 12.5
     assert json.loads((run.out / "predictions.json").read_text()) == [found]
     of_classes = json.loads((run.out / "per_category.json").read_text())
