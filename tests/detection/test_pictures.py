@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from pycocotools import mask
 
 from backbench.datasets import embedded
@@ -305,3 +305,51 @@ def test_marked_keypoints_are_dots_in_the_middle_of_their_pixels(tmp_path):
             assert (side[y, x].tolist() == colour) is there
             edges = [side[y, x - 3], side[y, x + 3], side[y - 3, x], side[y + 3, x]]
             assert all(edge.tolist() == [255] * 3 for edge in edges) is there
+
+
+def test_outlines_are_drawn_of_polygons_and_of_run_lengths(tmp_path):
+    """An image of 80 x 40 pixels is shown four times as large."""
+    split = a_list(tmp_path / "i", [(80, 40)], [(0, [0, 36, 1, 1])])
+    triangle = [20, 5, 60, 5, 60, 35]
+    split.records[0]["annotations"][0]["segmentation"] = [triangle]
+    block = np.zeros((40, 80), np.uint8)
+    block[10:30, 30:70] = 1
+    code = mask.encode(np.asfortranarray(block))
+    found = detected(10, 0, 0.5, [0, 36, 1, 1])
+    found["segmentation"] = {"size": [40, 80], "counts": code["counts"].decode()}
+    (file,) = pictures.write(tmp_path / "p", split, [found])
+    pixels = np.asarray(Image.open(file))[25:]
+    left, right = pixels[:, :320], pixels[:, 326:]
+    colour = pictures.COLOURS[0]
+
+    def drawn(line):
+        return np.flatnonzero((line == colour).all(1))
+
+    # The triangle's hypotenuse leads from (80, 20) to (240, 140)
+    row = drawn(left[80])
+    assert row.min() == pytest.approx(160, abs=2) and row.max() == 240
+    assert len(row) < 6
+    row, column = drawn(right[40, 60:]) + 60, drawn(right[:, 200])
+    assert row.min() == pytest.approx(120, abs=4)
+    assert row.max() == pytest.approx(280, abs=4)
+    assert column.min() == pytest.approx(40, abs=4)
+    assert column.max() == pytest.approx(120, abs=4)
+
+
+@pytest.mark.parametrize("x", [20, -5])
+def test_a_name_has_two_pixels_of_ground_around_it(tmp_path, x):
+    """Also where its box begins left of the image."""
+    split = a_list(tmp_path / "i", [(80, 40)], [(2, [x, 20, 60, 15])])
+    (file,) = pictures.write(tmp_path / "p", split, [])
+    left = np.asarray(Image.open(file))[25:, :320]
+    rows, columns = np.nonzero((left[:79] == pictures.COLOURS[2]).all(2))
+    assert columns.min() == max(4 * x, 0)
+    font = pictures._font()
+    before, over, behind, under = (int(v) for v in font.getbbox("c2"))
+    width, height = behind - before + 4, under - over + 4
+    sign = Image.new("RGB", (width + 1, height + 1), pictures.COLOURS[2])
+    at = (2 - before, 2 - over)
+    ImageDraw.Draw(sign).text(at, "c2", fill="black", font=font)
+    shown = left[rows.min() :, columns.min() :][: height + 1, : width + 1]
+    assert (shown == np.asarray(sign)).all()
+    assert rows.min() + height == 80  # it stands on the box
