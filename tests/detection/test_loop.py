@@ -160,6 +160,24 @@ def test_weights_that_are_not_finite_replace_no_state(prepared):
     assert load_state(run.out / "state.pt")["iteration"] == 3
 
 
+def test_a_state_is_saved_every_few_minutes(prepared, monkeypatch):
+    run, p = prepared("SOLVER.CHECKPOINT_PERIOD", "100")
+    state = run.out / "state.pt"
+    seen = []
+
+    def at(iteration):
+        if state.exists():
+            seen.append(load_state(state)["iteration"])
+        if iteration == 3:
+            raise KeyboardInterrupt
+
+    for seconds, saved in ((train_net.SAVE_SECONDS, []), (-1, [1, 2, 3])):
+        monkeypatch.setattr(train_net, "SAVE_SECONDS", seconds)
+        with pytest.raises(KeyboardInterrupt):
+            train_net.train(run, p, OneNumber(p, at), 0, StopFlag())
+        assert seen == saved
+
+
 @pytest.mark.slow
 def test_no_rank_is_killed_while_another_saves(prepared):
     """Saving takes longer than ranks are given to end once another has ended."""
