@@ -104,6 +104,9 @@ def test_thousandths_reach_from_0_to_1000():
     assert "corners from 0 to 1000, thousandths" in refused(whole, (500, 250, 750, 500))
     for other in [(0, 0, 1001, 1000), (-1, 0, 1000, 1000), (600, 0, 600, 1000)]:
         assert "thousandths" not in refused(whole, other)
+    other = (600, 0, 600, 1000)
+    assert "thousandths" in refused(*[whole] * 99, other)
+    assert "thousandths" not in refused(*[whole] * 98, other, other)
 
 
 def test_vocs_corners_are_guessed_in_no_other_format():

@@ -63,3 +63,24 @@ def test_what_is_not_marked_does_not_count():
     ]
     record = {"width": 200, "height": 100, "annotations": annotations}
     assert box_format.check_keypoints([record]) == []
+
+
+def test_limits_may_be_met():
+    """An image's edge and two pixels more; a tenth of the box and two pixels more; a hundredth."""
+    for edge in [(-2, 45), (202, 45), (100, -2), (100, 102)]:
+        assert check((BOX, [edge, (100, 45), (100, 45)])) == []
+    for beside in [(38, 45), (162, 45), (100, 13), (100, 77)]:
+        assert check((BOX, [beside] * 3)) == []
+    inside = [(100, 45)] * 98
+    (note,) = check((BOX, inside), (BOX, [(100, 45), (-3, 45)]))
+    assert note == (
+        "1 of 100 marked keypoints are outside their image, so they are not trained on; COCO's"
+        " keypoints are [x, y, visibility] in pixels of the image"
+    )
+    assert check((BOX, [*inside, (100, 45), (100, 45), (-3, 45)])) == []
+    # Every object has its own box
+    far = [0.0, 80.0, 10.0, 10.0]
+    assert check((BOX, [(100, 45)]), (far, [(5, 85), (5, 85)])) == []
+    assert check((far, [(100, 45)]), (BOX, [(5, 85)] * 2))[0].startswith("3 of 3")
+    half = [(0, 1), (1, 0), (5, 5), (1.5, 0)]
+    assert check(([0.0, 0.0, 9.0, 9.0], half)) == []
