@@ -4,8 +4,12 @@ too."""
 import copy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from fvcore.common.config import CfgNode
+from PIL import Image
+from pycocotools import mask
 from support.detection_loop import OneNumber, normalised_in_bfloat16
 from support.detection_ranks import batch_norm_of_a_rank, compare_batch_norm
 from support.detection_runs import (
@@ -17,10 +21,13 @@ from support.detection_runs import (
 )
 from support.pretended_gpu import PretendedGpu
 
-from backbench.detection import process_group, train_net
+from backbench.detection import engine as engines
+from backbench.detection import engine_torchvision, process_group, train_net
+from backbench.detection.data.order import ImageOrder, Slots
 from backbench.detection.data.split import training_records
 from backbench.detection.engine import MixedPrecision, reestimate_batch_norm
 from backbench.detection.engine_torchvision import Detector
+from backbench.detection.task_rows import MASK_RCNN
 from backbench.errors import BadInput, Preempted
 from backbench.parallel import precision as precisions
 from backbench.runs import seeding
@@ -145,6 +152,122 @@ def test_batch_norm_is_estimated_again_over_ranks(tiny_root, tmp_path, engine, n
     process_group.spawn(batch_norm_of_a_rank, run)
 
 
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_rank_has_its_share_of_the_order_that_the_config_asks_for(
+    monkeypatch, grouped
+):
+    monkeypatch.setattr(engines.distributed, "rank", lambda: 1)
+    monkeypatch.setattr(engines.distributed, "world_size", lambda: 2)
+    cfg = SimpleNamespace(
+        SOLVER=SimpleNamespace(IMS_PER_BATCH=6),
+        DATALOADER=SimpleNamespace(ASPECT_RATIO_GROUPING=grouped),
+    )
+    records = [{"width": 1 + n % 2, "height": 1} for n in range(20)]
+    some = SimpleNamespace(cfg=cfg, seed=3)
+    order = ImageOrder(records, 6, 3, grouped=grouped)
+    wanted = Slots(order, first=2, last=5, rank=1, world=2)
+    found = engines.DetectionEngine.slots(some, records, 2, 5)
+    assert list(found) == list(wanted)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_several_ranks_exchange_gradients_and_no_buffers(monkeypatch, device):
+    made = []
+    ddp = torch.nn.parallel
+    monkeypatch.setattr(
+        ddp,
+        "DistributedDataParallel",
+        lambda model, **how: made.append((model, how)) or "parallel",
+    )
+    some = SimpleNamespace(model="model", parallel="model", device=torch.device(device))
+    engines.DetectionEngine.spread(some)
+    assert (some.parallel, made) == ("model", [])
+    monkeypatch.setattr(engines.distributed, "world_size", lambda: 2)
+    for _ in range(2):
+        engines.DetectionEngine.spread(some)
+    ids = [1] if device == "cuda:1" else None
+    assert some.parallel == "parallel"
+    assert made == [("model", {"device_ids": ids, "broadcast_buffers": False})]
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(9, 4), (3, 3)])
+@pytest.mark.parametrize("mask_format", ["polygon", "bitmask"])
+def test_workers_are_at_most_one_a_core(monkeypatch, cores, workers, mask_format):
+    opened = []
+    monkeypatch.setattr(engine_torchvision.loading, "cores", lambda world: cores)
+    monkeypatch.setattr(
+        engine_torchvision.loading,
+        "batches",
+        lambda data, keys, **how: opened.append((data, keys, how)),
+    )
+    some = object.__new__(engine_torchvision.TorchvisionEngine)
+    some.cfg = CfgNode(
+        {
+            "INPUT": {
+                "MASK_FORMAT": mask_format,
+                "MIN_SIZE_TRAIN": (64,),
+                "MAX_SIZE_TRAIN": 96,
+                "RANDOM_FLIP": "horizontal",
+                "MIN_SIZE_TRAIN_SAMPLING": "choice",
+            },
+            "SOLVER": {"IMS_PER_BATCH": 2},
+            "DATALOADER": {"NUM_WORKERS": 4, "ASPECT_RATIO_GROUPING": True},
+        }
+    )
+    some.seed, some.task, some.flip_map = 3, MASK_RCNN, [1, 0]
+    some.device = torch.device("cpu")
+    records = [{"width": 9, "height": 8}] * 5
+    some.start(records, 1, 4)
+    ((data, keys, how),) = opened
+    assert how == {"workers": workers, "pin": False, "collate": list}
+    assert (data.records, data.flip_map, data.task) == (records, [1, 0], MASK_RCNN)
+    assert data.bitmasks is (mask_format == "bitmask")
+    assert (data.augment.seed, data.augment.limit, data.augment.flip) == (3, 96, True)
+    assert [iteration for ((iteration, *_), _) in keys] == [1, 2, 3]
+
+
+# ---- What torchvision's engine reads and tells
+
+
+def test_an_image_is_read_at_the_size_of_testing(tmp_path):
+    file = tmp_path / "wide.png"
+    Image.new("RGB", (60, 30)).save(file)
+    some = object.__new__(engine_torchvision.TorchvisionEngine)
+    record = {"file_name": str(file), "width": 60, "height": 30}
+    for least, most, shape in ((40, 90, (40, 80)), (40, 70, (35, 70))):
+        some.cfg = CfgNode({"INPUT": {"MIN_SIZE_TEST": least, "MAX_SIZE_TEST": most}})
+        image = some.read(record)
+        assert (tuple(image.shape), image.dtype) == ((3, *shape), torch.uint8)
+
+
+def test_detections_are_in_pixels_of_the_file():
+    """An image of 200 x 60 pixels was seen as one of 50 x 30."""
+    found = {
+        "boxes": torch.tensor(
+            [[10.0, 5, 20, 15], [45, 10, 60, 20], [55, 0, 60, 9], [1, 20, 9, 40]]
+        ),
+        "labels": torch.tensor([3, 1, 2, 4]),
+        "scores": torch.tensor([0.5, 0.75, 0.25, 0.125]),
+        "keypoints": torch.tensor([[[2.0, 4, 0.5]]]).repeat(4, 1, 1),
+        "masks": torch.ones(4, 28, 28),
+    }
+    found["keypoints"][3] *= 2
+    record = {"width": 200, "height": 60, "image_id": 7}
+    rows = engine_torchvision.to_coco(found, record, height=30, width=50)
+    # The third box is empty in the file
+    boxes = [[40, 10, 40, 20], [180, 20, 20, 20], [4, 40, 32, 20]]
+    assert [row["bbox"] for row in rows] == boxes
+    assert [row["category_id"] for row in rows] == [2, 0, 3]
+    assert [row["score"] for row in rows] == [0.5, 0.75, 0.125]
+    assert {row["image_id"] for row in rows} == {7}
+    points = [[7.5, 7.5, 0.5], [7.5, 7.5, 0.5], [15.5, 15.5, 1.0]]
+    assert [row["keypoints"] for row in rows] == points
+    for row, (x, y, width, height) in zip(rows, boxes, strict=True):
+        bitmap = np.zeros((60, 200), np.uint8)
+        bitmap[y : y + height, x : x + width] = 1
+        np.testing.assert_array_equal(mask.decode(row["segmentation"]), bitmap)
+
+
 def test_without_batch_norm_nothing_is_estimated():
     class Untouched:
         model = torch.nn.Linear(2, 2)
@@ -174,7 +297,7 @@ def prepared(root, out, engine, precision, *more):
     ],
 )
 def test_only_float16_is_scaled_and_only_bfloat16_may_be_slow(
-    monkeypatch, caplog, enabled, precision, dtype, scaled, slow
+    monkeypatch, caplog, *, enabled, precision, dtype, scaled, slow
 ):
     monkeypatch.setattr(precisions, "bf16_is_quick", lambda device: device != "cpu")
     precisions.warn_if_slow.cache_clear()
