@@ -324,3 +324,82 @@ def test_a_dropped_branch_is_zero_and_the_others_make_up_for_it():
     torch.manual_seed(9)
     path.generators = generators()[::-1]
     assert torch.equal(path(x).flip(0), first)
+
+
+class TwoBlocks(nn.Module):
+    """A trunk of two layers with a token that does not decay."""
+
+    strides = widths = (16,)
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 2))
+        self.first = nn.Linear(2, 2)
+        self.second = nn.Linear(2, 2)
+
+    def depths(self):
+        return {"token": 0, "first.weight": 1, "first.bias": 1} | dict.fromkeys(
+            ("second.weight", "second.bias"), 2
+        )
+
+    def undecayed(self):
+        return {"token"}
+
+
+def grouped(body, *, backbone=backbones.SIMPLE, optimizer="ADAMW", **solver):
+    keys = {"BASE_LR": 0.5, "LAYER_DECAY": 0.5, "BIAS_LR_FACTOR": 1.0}
+    keys |= {"WEIGHT_DECAY": 0.1, "WEIGHT_DECAY_NORM": 0.0, "MOMENTUM": 0.8}
+    cfg = SimpleNamespace(
+        MODEL=SimpleNamespace(BACKBONE=SimpleNamespace(NAME=backbone)),
+        SOLVER=SimpleNamespace(OPTIMIZER=optimizer, **keys | solver),
+    )
+    model = nn.Sequential(body.trunk, nn.LayerNorm(2), nn.Linear(2, 3))
+    return model, backbones.optimizer(model, body, cfg)
+
+
+def table_of(model, optimizer):
+    names = {id(p): name for name, p in model.named_parameters()}
+    table = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            table[names[id(parameter)]] = (group["lr"], group["weight_decay"])
+    return table
+
+
+def test_rates_fall_towards_the_first_layer_and_vectors_do_not_decay():
+    body = SimpleNamespace(trunk=TwoBlocks(), frozen=False)
+    model, optimizer = grouped(body)
+    assert table_of(model, optimizer) == {
+        "0.token": (0.0625, 0.0),
+        "0.first.weight": (0.125, 0.1),
+        "0.first.bias": (0.125, 0.0),
+        "0.second.weight": (0.25, 0.1),
+        "0.second.bias": (0.25, 0.0),
+        "1.weight": (0.5, 0.0),
+        "1.bias": (0.5, 0.0),
+        "2.weight": (0.5, 0.1),
+        "2.bias": (0.5, 0.0),
+    }
+    assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.defaults["betas"] == (0.8, 0.999)
+    # The heads' own come last
+    assert optimizer.param_groups[-1]["lr"] == optimizer.defaults["lr"] == 0.5
+
+
+def test_detectron2s_backbones_have_a_rate_for_biases_and_decay_them():
+    body = SimpleNamespace(trunk=TwoBlocks(), frozen=True)
+    body.trunk.first.requires_grad_(False)
+    model, optimizer = grouped(
+        body, backbone=backbones.RESNET_FPN, optimizer="SGD", BIAS_LR_FACTOR=2.0
+    )
+    assert table_of(model, optimizer) == {
+        "0.token": (0.5, 0.1),
+        "0.second.weight": (0.5, 0.1),
+        "0.second.bias": (1.0, 0.1),
+        "1.weight": (0.5, 0.0),
+        "1.bias": (1.0, 0.0),
+        "2.weight": (0.5, 0.1),
+        "2.bias": (1.0, 0.1),
+    }
+    assert type(optimizer) is torch.optim.SGD
+    assert optimizer.defaults["momentum"] == 0.8
