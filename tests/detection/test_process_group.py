@@ -75,15 +75,17 @@ def test_ranks_meet_and_get_the_splits_that_were_read_once(tmp_path, forks):
 
 
 def sits(run, seat):
-    tell(run, seat, local=seat.local, url=seat.url, parent=seat.parent)
+    about = {"local": seat.local, "url": seat.url, "parent": seat.parent}
+    tell(run, seat, **about, threads=torch.get_num_threads())
     return 0
 
 
-def test_ranks_of_the_second_machine(tmp_path, forks):
+def test_ranks_of_the_second_machine(tmp_path, forks, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     url = "tcp://first:4711"
     run = run_of(tmp_path, world=4, machines=2, machine=1, dist_url=url)
     process_group.spawn(sits, run)
-    about = {"url": url, "parent": os.getpid()}
+    about = {"url": url, "parent": os.getpid(), "threads": 3}
     assert told(run) == {2: {"local": 0, **about}, 3: {"local": 1, **about}}
 
 
@@ -130,22 +132,28 @@ def stops_when_told(run, seat):
             os.kill(seat.parent, signal.SIGTERM)
         while not stop.requested:
             time.sleep(0.01)
+        first = stop.requested_at
+        time.sleep(0.1)
+        tell(run, seat, twice=stop.requested_at != first)
     return 75
 
 
-def test_a_signal_reaches_every_rank(tmp_path, forks):
+def test_a_signal_reaches_every_rank_once(tmp_path, forks):
     run = run_of(tmp_path, world=2)
     with pytest.raises(SystemExit) as ended:
         process_group.spawn(stops_when_told, run)
     assert ended.value.code == 75
+    assert told(run) == {0: {"twice": False}, 1: {"twice": False}}
 
 
 def test_a_rank_whose_parent_has_ended_does_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(process_group, "die_with_parent", lambda: None)
+    bound = []
+    monkeypatch.setattr(process_group, "die_with_parent", lambda: bound.append(1))
     seat = Seat(rank=0, local=0, url="", parent=os.getpid(), log_level=20)
     with pytest.raises(SystemExit) as ended:
         process_group._child(lambda *_: pytest.fail("it ran"), run_of(tmp_path), seat)
     assert ended.value.code == 1
+    assert bound == [1]  # and where the parent ends later, the rank ends with it
 
 
 # Which device, and how many machines

@@ -63,3 +63,17 @@ def test_a_name_outside_of_the_images_folder_is_refused(read, tmp_path, name):
 def test_missing_images_are_counted_and_the_first_is_named(read):
     with pytest.raises(BadInput, match=r"2 of 3 images .* missing, first x\.png"):
         read("a.png", "x.png", "below/y.png")
+
+
+@pytest.mark.parametrize(
+    "name", ["coco_2017_val_x", "voc_2007_test_5", "nothing_5", "coco_2017_val_0"]
+)
+def test_only_of_cocos_lists_the_first_images_may_be_named(tmp_path, name):
+    with pytest.raises(BadInput, match=f"^DATASETS: unknown dataset '{name}'; "):
+        reading.find(name, tmp_path)
+    for whole in ("coco_2017_val", "keypoints_scenes_train", "voc_2007_test"):
+        assert reading.find(whole, tmp_path).limit is None
+    some = reading.find("keypoints_coco_2017_val_12", tmp_path)
+    assert (some.name, some.limit) == ("keypoints_coco_2017_val_12", 12)
+    about = "coco/annotations/person_keypoints_val2017.json"
+    assert (some.file, some.folder) == (tmp_path / about, tmp_path / "coco/val2017")

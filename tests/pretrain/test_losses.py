@@ -455,6 +455,19 @@ def test_nuclear_norm_at_any_shape(shape):
     check_loss(summed_nuclear_norm, loop_summed_nuclear, raw(*shape))
 
 
+@pytest.mark.parametrize("shape", [(5, 2, 60_000), (5, 60_000, 2)])
+def test_nuclear_norms_of_large_matrices_are_computed_in_blocks(shape):
+    """Two at a time, and the fifth alone."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
+    x.requires_grad_()
+    norms = nuclear_norm(x)
+    (norms * torch.arange(1, 6)).sum().backward()
+    u, s, vh = torch.linalg.svd(x.detach(), full_matrices=False)
+    torch.testing.assert_close(norms.detach(), s.sum(1))
+    factors = u @ vh * torch.arange(1, 6)[:, None, None]
+    torch.testing.assert_close(x.grad, factors, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("apart", [1e-3, 1e-4, 1e-5, 3e-6, 1e-6])
 def test_nuclear_norm_of_near_views_is_that_of_the_float32_matrix(apart):
     """To 2e-5 where the Gram matrix lost half the digits; the papers' is off by 0.1 at 1e-5."""
