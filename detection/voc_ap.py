@@ -263,7 +263,7 @@ def _average_precision(
     if elevens:
         recalls = torch.from_numpy(np.arange(0, 1.1, 0.1)).expand(len(recall), -1)
         place = torch.searchsorted(recall.contiguous(), recalls.contiguous())
-        reached = (place < recall.shape[1]) & (truths > 0)[:, None]
+        reached = place < recall.shape[1]
         at_recalls = precision.gather(1, place.clamp(max=recall.shape[1] - 1))
         return (at_recalls * reached).sum(1) / 11
     # 4. Later years: the area below it
