@@ -3,6 +3,7 @@
 The ranks of these tests are forks: a spawned one would import torch for seconds.
 """
 
+import datetime
 import json
 import multiprocessing
 import os
@@ -282,3 +283,25 @@ def test_a_wait_lasts_until_the_work_is_done(monkeypatch):
     looks = iter([False, False, False, True])
     process_group.wait_until(lambda: next(looks))
     assert next(looks, None) is None
+
+
+@pytest.mark.parametrize(("here", "backend"), [(2, "nccl"), (0, "gloo")])
+def test_ranks_meet_where_the_first_one_listens(tmp_path, monkeypatch, here, backend):
+    did = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: here)
+    monkeypatch.setattr(dist, "TCPStore", lambda *where: where)
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda kind, **how: did.append((kind, how))
+    )
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: did.append("left"))
+    run = run_of(tmp_path, device="auto", world=4)
+    patience = datetime.timedelta(minutes=30)
+    for rank in (0, 3):
+        seat = Seat(rank=rank, local=1, url="tcp://[::1]:4711", parent=1, log_level=20)
+        store = ("[::1]", 4711, 4, rank == 0, patience)
+        with process_group.joined(run, seat):
+            assert process_group._meeting == [store]
+        how = {"store": store, "rank": rank, "world_size": 4, "timeout": patience}
+        assert did == [(backend, how), "left"]
+        assert process_group._meeting == []
+        did.clear()
