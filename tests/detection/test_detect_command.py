@@ -248,3 +248,88 @@ def test_kernels_are_deterministic_where_all_are(
     finally:
         torch.use_deterministic_algorithms(before)
     assert seen == [exact, 7.0, 0, exact, 2], "rank 0 alone records"
+
+
+# What is said and proven before
+
+
+def a_request(tiny_root, out, **more):
+    given = {"config_file": CONFIG, "engine": "torchvision", "data": tiny_root}
+    return DetectRequest(opts=("MODEL.WEIGHTS", "random"), out=out, **given, **more)
+
+
+def test_another_machine_starts_its_ranks_and_opens_no_folder(
+    tiny_root, tmp_path, monkeypatch
+):
+    started = []
+    monkeypatch.setattr(train_net, "prepare", lambda run: "prepared")
+    monkeypatch.setattr(train_net, "identity", lambda run, p: {})
+    monkeypatch.setattr(
+        train_net, "start_ranks", lambda run, p: started.append((run.machine, p))
+    )
+    out = tmp_path / "run"
+    machines = {"num_machines": 2, "machine_rank": 1, "dist_url": "tcp://a:4711"}
+    request = a_request(tiny_root, out, **machines)
+    assert train_net.run(request) is None
+    assert started == [(1, "prepared")]
+    assert not out.exists()
+    # Not where all is done
+    monkeypatch.setattr(train_net.store, "complete", lambda folder: folder == out)
+    assert train_net.run(request) is None
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(1, "cuda:0"), (2, "cpu")])
+def test_weights_are_proven_where_this_process_may_compute(
+    words, monkeypatch, caplog, gpus, device
+):
+    """With several ranks the GPUs are theirs. A trained detector is proven already."""
+    caplog.set_level("INFO", "backbench")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    looked = []
+
+    def check_features(checkpoint, trunk, engine, sides):
+        looked.append((trunk, engine, sides))
+        return 2.5e-7
+
+    monkeypatch.setattr(train_net, "build_engine", lambda run, p, where: str(where))
+    monkeypatch.setattr(train_net.backbones, "check_features", check_features)
+    run = words(num_gpus=gpus)
+    checkpoint = SimpleNamespace(name="x")
+    p = SimpleNamespace(cfg=run.cfg, checkpoint=checkpoint, trunk="trunk")
+    assert train_net.ready(run, p) == device
+    assert looked == [("trunk", device, (128, 192))]
+    assert "torchvision: the maps equal those of x to 2.5e-07" in caplog.text
+    run.out.mkdir(parents=True)
+    run.final.touch()
+    assert train_net.ready(run, p) == device
+    assert len(looked) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_work_and_its_price_are_told(words, engine, monkeypatch, caplog, device):
+    said = []
+    monkeypatch.setattr(
+        train_net.price, "announce", lambda *words, **more: said.append((words, more))
+    )
+    monkeypatch.setattr(
+        train_net.lint, "few_images", lambda *lists: f"few of {lists[0]}"
+    )
+    run = words()
+    engine.device = torch.device(device)
+    p = SimpleNamespace(
+        cfg=run.cfg,
+        task=run.task,
+        train=SimpleNamespace(records=[1]),
+        val=SimpleNamespace(records=[1, 2]),
+        schedule=SimpleNamespace(iterations=9),
+    )
+    train_net.announce(run, p, engine)
+    batch = run.cfg.SOLVER.IMS_PER_BATCH
+    cheaper = "`SOLVER.MAX_ITER N` trains for less" if device == "cpu" else ""
+    words_said = ("faster_rcnn by torchvision", f"1 image to train on, {batch} a step")
+    work = {"iteration": 9, "image": 2}
+    assert said == [(words_said, {"work": work, "cheaper": cheaper})]
+    assert caplog.text == ""
+    train_net.announce(words(dataset="mine"), p, engine)
+    assert "few of mine" in caplog.text
