@@ -55,6 +55,7 @@ def build(views: int, classes: int = 5, **settings: Any) -> Method:
 
 # What a recipe that leaves it out trains with: the values of each method's own paper
 OF_THE_PAPERS = {
+    "arb": {"ridge": 1e-4, "groups": 1, "align": "base", "loss": "eq8"},
     "barlow_twins": {"off_diagonal_weight": 0.005, "scale": 1},
     "byol": {"momentum": 0.996, "final_momentum": 1},
     "co2": {"consistency": 0.3, "consistency_temperature": 0.04},
@@ -66,12 +67,34 @@ OF_THE_PAPERS = {
         "teacher_temperature": 0.04,
         "center_momentum": 0.9,
         "momentum": 0.996,
+        "teachers": 2,
+        "freeze_epochs": 1,
+    },
+    "jcl": {"lam": 4, "ramp": True},
+    "lorac": {
+        "keys": 2,
+        "prior": "laplace",
+        "beta": 4,
+        "sigma2": 2,
+        "margin": 3,
+        "prior_from": 0.5,
+        "drop_tau": False,
+        "swap_queues": False,
     },
     "hcl": {"temperature": 0.5, "tau_plus": 0.1, "beta": 1},
     "moco": {"temperature": 0.2, "queue": 65536, "momentum": 0.999},
     "ressl": {"temperature": 0.1, "key_temperature": 0.04},
     "simclr": {"temperature": 0.1},
-    "swav": {"prototypes": 3000, "temperature": 0.1, "epsilon": 0.05, "iterations": 3},
+    "swav": {
+        "prototypes": 3000,
+        "temperature": 0.1,
+        "epsilon": 0.05,
+        "iterations": 3,
+        "assigned": 2,
+        "freeze_epochs": 1,
+        "queue": 0,
+        "queue_from": 15,
+    },
     "vicreg": {"invariance": 25, "variance": 25, "covariance": 1},
 }
 
