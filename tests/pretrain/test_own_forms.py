@@ -294,3 +294,52 @@ def test_the_untrained_trunk_is_the_one_that_the_training_begins_with():
     ]
     given = json.loads(views.removeprefix("views="))
     assert [(group["size"], group["count"]) for group in given["crops"]] == [(32, 1)]
+
+
+# Options that go together
+
+
+def test_times_are_for_one_process_and_one_length_is_given(tmp_path):
+    pictures = tmp_path / "mine"
+    pictures.mkdir()
+
+    def check(budget="", **more):
+        own.check(
+            PretrainRequest(
+                recipe="lorac",
+                images=pictures,
+                out=tmp_path / "run",
+                budget=budget,
+                **more,
+            )
+        )
+
+    check("10min")
+    check("epochs=5", devices=2)
+    check(devices=2, nodes=2)
+    check(overrides=("epochs=3",))
+    check("10min", overrides=("seed=3",))
+    for more in ({"devices": 2}, {"nodes": 2}):
+        with pytest.raises(BadInput, match=r"^--budget 10min: several processes would"):
+            check("10min", **more)
+    with pytest.raises(BadInput, match=r"^--budget 10min and epochs=3: both say how"):
+        check("10min", overrides=("seed=3", "epochs=3"))
+    for out in (pictures, pictures / "a" / "run"):
+        with pytest.raises(BadInput, match="lies among the pictures of"):
+            own.check(PretrainRequest(recipe="lorac", images=pictures, out=out))
+    own.check(
+        PretrainRequest(recipe="lorac", images=pictures, out=tmp_path / "mine_run")
+    )
+
+
+def test_sixteen_pictures_are_the_fewest(tmp_path):
+    for number in range(16):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+    assert len(own.open_images(tmp_path)) == 16
+    (tmp_path / "3.png").unlink()
+    with pytest.raises(BadInput) as error:
+        own.open_images(tmp_path)
+    assert str(error.value) == (
+        f"--images {tmp_path}: 15 pictures to train on; 16 are needed, and hundreds before anything"
+        " is learnt"
+    )
