@@ -2,6 +2,7 @@
 
 import logging
 import math
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,7 +96,9 @@ def test_a_row_is_the_mean_since_the_last_with_its_speed(clock, tmp_path):
         features=features,
     )
     first, second = read_metrics(tmp_path)
-    assert first.pop("memory_gib") > 0.05
+    # Linux counts in KiB; this process may have grown since
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    assert first.pop("memory_gib") == pytest.approx(used, rel=0.1)
     assert first == {
         "step": 1,
         "epoch": 7,
@@ -118,6 +121,19 @@ def test_a_row_is_the_mean_since_the_last_with_its_speed(clock, tmp_path):
     steps(record, clock, recent, count=2, first=4, row_due=lambda _: False)
     assert len(recent) == 2
     assert len(read_metrics(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("there", "peak"), [(True, 3 << 29), (True, 0), (False, 1)])
+def test_memory_is_a_gpus_where_one_is_used(clock, tmp_path, monkeypatch, there, peak):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak)
+    monkeypatch.setattr(
+        monitor.resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=5 << 19)
+    )
+    record = monitor.RunLog(tmp_path, tiny_pretraining.config(), 0, 0, 9)
+    steps(record, clock, monitor.RecentTerms(), count=1, first=0, row_due=bool)
+    (row,) = read_metrics(tmp_path)
+    assert row["memory_gib"] == (1.5 if there and peak else 2.5)
 
 
 def test_a_collapse_is_told_with_the_step_that_the_row_ends_with(
@@ -404,6 +420,15 @@ def test_each_number_has_a_panel_of_its_steps(monkeypatch, tmp_path):
     monkeypatch.setattr(charts, "save", lambda *about: saved.append(about))
     monitor.plot_curves(tmp_path, "mine")
     assert saved == []
+    metrics = Metrics(tmp_path)
+    for step in range(30):
+        metrics.write(step, often=1.0)
+        if step:
+            metrics.write(step, seldom=1.0)
+    monitor.plot_curves(tmp_path, "mine")
+    markers = [ax.lines[0].get_marker() for ax in saved.pop()[0].axes]
+    assert markers == ["", "."]
+    (tmp_path / "metrics.jsonl").unlink()
     metrics = Metrics(tmp_path)
     metrics.write(9, epoch=0, loss=3.0, feature_std=0.5)
     metrics.write(11, epoch=0, knn=40.0)
