@@ -209,6 +209,48 @@ def test_settings_of_a_trunk_have_limits():
     )
 
 
+def refused_keys(backbone, **stated):
+    """Refuse keys beside a trunk of a Swin's shape; what comes after them is not looked at."""
+    given = Given(Path("a.yaml"), stated)
+    cfg = SimpleNamespace(
+        MODEL=SimpleNamespace(BACKBONE=SimpleNamespace(NAME=backbone))
+    )
+    trunk = SimpleNamespace(strides=(4, 8), arch="x", stem="y")
+    with pytest.raises(BadInput) as error:
+        backbones.refuse(cfg, given, SimpleNamespace(name="mine"), trunk)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "key", "idle", "other"),
+    [
+        (backbones.FPN, "SOLVER.NESTEROV", (False,), True),
+        (backbones.FPN, "SOLVER.BIAS_LR_FACTOR", (1.0,), 2.0),
+        (backbones.FPN, "SOLVER.WEIGHT_DECAY_BIAS", (None,), 0.0),
+        (backbones.FPN, "MODEL.BACKBONE.FREEZE_AT", (0,), 2),
+        (backbones.SIMPLE, "MODEL.RESNETS.NORM", ("SyncBN", "BN"), "FrozenBN"),
+        (backbones.SIMPLE, "MODEL.RESNETS.STRIDE_IN_1X1", (False,), True),
+        (
+            backbones.SIMPLE,
+            "MODEL.FPN.IN_FEATURES",
+            (["res2", "res3", "res4", "res5"], ("res2", "res3", "res4", "res5")),
+            ["res4"],
+        ),
+        (backbones.RESNET_FPN, "MODEL.TRUNK.FROZEN", (False,), True),
+        (backbones.RESNET_FPN, "MODEL.TRUNK.DROP_PATH", (0.0,), 0.1),
+        (backbones.RESNET_FPN, "MODEL.TRUNK.MAP_NORM", (False,), True),
+        (backbones.RESNET_FPN, "SOLVER.OPTIMIZER", ("SGD",), "ADAMW"),
+        (backbones.RESNET_FPN, "SOLVER.LAYER_DECAY", (1.0,), 0.5),
+    ],
+)
+def test_keys_that_decide_nothing_keep_their_idle_values(backbone, key, idle, other):
+    for value in idle:
+        assert "has maps of stride 4, 8:" in refused_keys(backbone, **{key: value})
+    said = refused_keys(backbone, **{key: other})
+    start = f"a.yaml: {key} {other!r} would decide nothing with MODEL.BACKBONE.NAME"
+    assert said.startswith(f"{start} {backbone}; it must be {idle[0]!r}")
+
+
 class FourMaps(nn.Module):
     """A trunk whose maps are the image at four strides; the first is the largest by far."""
 
