@@ -123,6 +123,10 @@ def count(method):
     method.size += 1
 
 
+def forget(method):
+    method.size = None
+
+
 BROKEN = {
     "a tensor": (terms(only_loss), "forward returns"),
     "no loss": (terms(no_loss), "forward returns"),
@@ -140,6 +144,7 @@ BROKEN = {
     "keys": (after(keep_keys), "attribute keys holds a tensor"),
     "in a layer": (after(keep_in_layer), "attribute backbone.1.last holds a tensor"),
     "counts": (after(count), "attribute size has changed to 7"),
+    "forgets": (after(forget), "attribute size has changed to None"),
 }
 
 
