@@ -96,6 +96,9 @@ def test_stages_and_detections_are_those_of_the_file(engine):
     stages = engine.stages(torch.zeros(1, 3, 64, 64))
     shapes = [(64, 16, 16), (128, 8, 8), (256, 4, 4), (512, 2, 2)]
     assert [tuple(s.shape[1:]) for s in stages] == shapes
+    # What the image should show is not read along with it
+    image = engine.read(records[0])
+    assert isinstance(image, torch.Tensor) or "annotations" not in image
     record = {**records[0], "annotations": []}
     found = engine.predict(record)
     engine.model.train()

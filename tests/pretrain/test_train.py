@@ -122,6 +122,12 @@ def test_no_epochs_save_the_trunk_that_every_method_starts_from(
         out = tmp_path / name
         assert pretrain(out, *overrides, "epochs=0", recipe="without.yaml")[0] == 0
     assert digest(tmp_path / "random") == digest(tmp_path / "moco")
+    # Where each process is a group of batch norm, their number names the run
+    processes = {}
+    for name in starts:
+        about = json.loads((tmp_path / name / "run.json").read_text())
+        processes[name] = about["identity"].get("processes")
+    assert processes == {"random": None, "moco": 1, "other": None}
     assert digest(tmp_path / "other") != digest(tmp_path / "random")
     still = weights(tmp_path / "random")
     assert pretrain(tmp_path / "trained")[0] == 0

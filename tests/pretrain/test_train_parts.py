@@ -317,6 +317,29 @@ def test_the_first_step_is_not_timed_unless_it_is_the_only_one(
     assert steps == list(range(made))
 
 
+def test_a_timed_step_is_a_whole_one_that_is_waited_for():
+    did = []
+
+    class Loss:
+        def item(self):
+            did.append("waited")
+
+    def gradients(parts, step, epoch):
+        did.append((parts, step, epoch))
+        return [{"loss": Loss()}] * len(parts)
+
+    training = SimpleNamespace(
+        config=tiny_pretraining.config(accumulate=2),
+        batches=iter("abcd"),
+        refuse_unreadable=lambda parts: did.append(("readable", parts)),
+        gradients=gradients,
+        update=did.append,
+    )
+    Training.step_without_log(training, 3)
+    parts = ["a", "b"]
+    assert did == [("readable", parts), (parts, 3, 0), "waited", "waited", 4]
+
+
 # ---- Steps
 
 
