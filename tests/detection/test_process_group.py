@@ -90,6 +90,29 @@ def test_ranks_of_the_second_machine(tmp_path, forks, monkeypatch):
     assert told(run) == {2: {"local": 0, **about}, 3: {"local": 1, **about}}
 
 
+def has_a_gpu(run, seat):
+    tell(run, seat, device=placed_on, threads=torch.get_num_threads())
+    return 0
+
+
+placed_on = []  # in a rank's own process
+
+
+def test_each_rank_has_a_gpu_of_its_machine(tmp_path, forks, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", placed_on.append)
+    about = {"device": "auto", "world": 4, "machines": 2, "machine": 1}
+    run = run_of(tmp_path, **about)
+    process_group.spawn(has_a_gpu, run)
+    threads = torch.get_num_threads()
+    assert told(run) == {
+        2: {"device": [0], "threads": threads},
+        3: {"device": [1], "threads": threads},
+    }
+    assert placed_on == []
+
+
 def test_machines_that_share_a_folder_hand_over_in_files_of_their_own(tmp_path):
     first = run_of(tmp_path, world=4, machines=2)
     second = run_of(tmp_path, world=4, machines=2, machine=1)
@@ -208,14 +231,19 @@ def test_two_machines_meet_at_the_first(tmp_path, slurm):
     assert not run.leads
 
 
-def test_a_task_of_slurms_is_a_rank(tmp_path, slurm):
+def test_a_task_of_slurms_is_a_rank(tmp_path, slurm, monkeypatch):
     slurm(6, 4, 1)
-    run = process_group.over_machines(run_of(tmp_path, world=3), 2, 0, "")
+    placed = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", placed.append)
+    run = run_of(tmp_path, device="auto", world=3)
+    run = process_group.over_machines(run, 2, 0, "")
     assert run.dist_url == "tcp://node7:4711"
     assert (run.task_rank, run.local_rank) == (4, 1)
     seat = process_group.seat_of_task(run)
     assert (seat.rank, seat.local, seat.url) == (4, 1, "tcp://node7:4711")
-    assert seat.parent == os.getppid()
+    assert (seat.parent, seat.log_level) == (os.getppid(), process_group.log.level)
+    assert placed == [1]
 
 
 def test_a_task_alone_is_no_rank(tmp_path, slurm):
