@@ -1,5 +1,7 @@
 """Optimisers and schedules against plain restatements of their papers."""
 
+import inspect
+
 import pytest
 import torch
 from support import tiny_pretraining
@@ -7,7 +9,7 @@ from torch import nn
 
 from backbench.errors import BadInput
 from backbench.pretrain import optim
-from backbench.pretrain.recipe import Optim
+from backbench.pretrain.recipe import Data, Optim
 from backbench.weights import archs
 
 
@@ -286,3 +288,33 @@ def test_a_trunks_tokens_and_positions_go_with_the_biases():
     assert {*tokens, "head.bias"} <= spared
     assert found["head.weight"] == 0.1
     assert found["backbone.model.blocks.0.attn.qkv.weight"] == 0.1
+
+
+def test_what_a_recipe_leaves_out_is_the_fields_custom():
+    left_out = Optim(lr=1.0)
+    adam = inspect.signature(torch.optim.Adam).parameters
+    assert left_out.betas == adam["betas"].default
+    rates = (left_out.name, left_out.schedule, left_out.gamma, left_out.reference_batch)
+    assert rates == ("sgd", "cosine", 0.1, None)
+    ends = (left_out.warmup_epochs, left_out.warmup_lr, left_out.final_lr)
+    assert ends == (0, 0, 0)
+    assert (left_out.momentum, left_out.weight_decay) == (0.9, 1e-4)
+    assert (left_out.trust, left_out.clip, left_out.clip_norm) == (0.001, False, None)
+    assert left_out.decay_1d and left_out.adapt_1d and left_out.lr_1d is None
+    plain = tiny_pretraining.config(data=Data(dataset="shapes"))
+    assert (plain.arch, plain.stem, plain.zero_init_residual) == (
+        "resnet50",
+        "imagenet",
+        False,
+    )
+    assert (plain.accumulate, plain.seed, plain.precision) == (1, 0, "fp32")
+    assert (plain.channels_last, plain.compile) == (True, False)
+    assert (plain.save_minutes, plain.log_every, plain.knn_every) == (5, 10, 0)
+    assert (plain.stop_after_epochs, plain.views.pipeline) == (None, "fast")
+    data = plain.data
+    assert (data.split, data.workers, data.hold_out, data.skip_corrupt) == (
+        "train",
+        8,
+        0,
+        False,
+    )
