@@ -355,6 +355,27 @@ def test_four_images_of_two_classes_are_the_least():
     assert scorer(coloured(colours, [-1] * 4))(backbone) is None
 
 
+class Brightness(nn.Module):
+    """Its features lie on an arc, in the order of their brightness."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.01))
+
+    def forward(self, images):
+        level = images.mean((1, 2, 3))
+        return torch.stack([torch.ones_like(level), self.scale * level], 1)
+
+
+def test_twenty_neighbours_vote():
+    """The nearest are ten of the right class, and ten of the twelve others: a tie, but for nearness."""
+    bank = [(n, 0) for n in range(10)] + [(20 + n, 1) for n in range(12)]
+    rows = [row for each in bank for row in (each, (0, 0))]
+    colours = [(level,) * 3 for level, _ in rows]
+    score = scorer(coloured(colours, [label for _, label in rows]))
+    assert score(Brightness()) == 100
+
+
 def test_images_that_cannot_be_read_are_left_out(monkeypatch):
     colours = [RED, GREEN, RED, RED, GREEN, GREEN]
     found = coloured(colours, [0, 1, 0, 0, 1, 1])

@@ -42,6 +42,10 @@ def test_small_pictures_keep_their_size(sides, size):
     found = Pictures(3000, *sides)
     assert own.usual_size(found) == size
     assert found.opened <= 70  # a few say it
+    for count, opened in ((64, 64), (127, 127), (128, 64), (640, 64)):
+        found = Pictures(count, *sides)
+        own.usual_size(found)
+        assert found.opened == opened
 
 
 def request(method="lorac", **more):
