@@ -21,6 +21,7 @@ from backbench.images.crops import Crops
 from backbench.pretrain import data, optim
 from backbench.pretrain.method import Batch, Method, Setup, build_method, choose_config
 from backbench.pretrain.methods import lorac
+from backbench.pretrain.methods._heads import build_head
 from backbench.pretrain.methods._momentum import Queue
 from backbench.pretrain.methods.cllr import alive, kept_projection
 from backbench.pretrain.monitor import RecentTerms, warn_if_collapsed
@@ -105,6 +106,47 @@ def test_what_a_recipe_leaves_out_is_as_in_the_paper(name):
     config = recipes.build(choose_config(settings), settings, where="test")
     for key, printed in OF_THE_PAPERS[name].items():
         assert getattr(config, key) == printed, key
+
+
+# The widths of the linear maps behind a ResNet-50, and whether a norm follows each (`a` with
+# affine parameters), as each method's own paper or code has them
+HEADS_OF_THE_PAPERS = {
+    "arb": "2048a 2048a 2048",
+    "barlow_twins": "2048a 2048a 2048",
+    "byol": "4096a 256+",
+    "cmc": "128+",
+    "hcl": "512a 128+",
+    "lorac": "2048+ 128+",
+    "mio": "2048a 2048a 128a",
+    "moco": "2048+ 128+",
+    "simclr": "2048a 128a",
+    "simsiam": "2048a 2048a 2048n",
+    "swav": "2048a 128+",
+    "vicreg": "8192a 8192a 8192",
+    "w_mse": "1024a 64+",
+}
+PREDICTORS_OF_THE_PAPERS = {"byol": "4096a 256+", "simsiam": "512a 2048+"}
+
+
+def widths(head):
+    said = []
+    with torch.device("meta"):  # the widest would take gigabytes
+        layers = build_head(head, 2048)
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            said.append(str(layer.out_features) + "+" * (layer.bias is not None))
+        elif isinstance(layer, nn.BatchNorm1d):
+            said[-1] += "a" if layer.affine else "n"
+    return " ".join(said)
+
+
+@pytest.mark.parametrize("name", HEADS_OF_THE_PAPERS)
+def test_heads_are_as_wide_as_in_the_paper(name):
+    settings = {"name": name}
+    config = recipes.build(choose_config(settings), settings, where="test")
+    assert widths(config.head) == HEADS_OF_THE_PAPERS[name]
+    if name in PREDICTORS_OF_THE_PAPERS:
+        assert widths(config.predictor) == PREDICTORS_OF_THE_PAPERS[name]
 
 
 def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
