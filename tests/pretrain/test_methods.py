@@ -59,7 +59,9 @@ OF_THE_PAPERS = {
     "arb": {"ridge": 1e-4, "groups": 1, "align": "base", "loss": "eq8"},
     "barlow_twins": {"off_diagonal_weight": 0.005, "scale": 1},
     "byol": {"momentum": 0.996, "final_momentum": 1},
+    "cllr": {"weight": 0.1, "alpha": 10, "norm": "nuclear", "rows": None, "kept": None},
     "co2": {"consistency": 0.3, "consistency_temperature": 0.04},
+    "dcl": {"temperature": 0.5, "tau_plus": 0.1, "beta": 0},
     "dino": {
         "hidden": 2048,
         "bottleneck": 256,
@@ -102,7 +104,7 @@ OF_THE_PAPERS = {
 
 @pytest.mark.parametrize("name", OF_THE_PAPERS)
 def test_what_a_recipe_leaves_out_is_as_in_the_paper(name):
-    settings = {"name": name}
+    settings = CLLR if name == "cllr" else {"name": name}
     config = recipes.build(choose_config(settings), settings, where="test")
     for key, printed in OF_THE_PAPERS[name].items():
         assert getattr(config, key) == printed, key
