@@ -522,6 +522,10 @@ def test_no_objects_have_no_bitmaps():
             ],
             [3, 2, 1, 0],
         ),
+        # The second side, the second word, the last letter, the middle of a word
+        (["left_row_left", "left_row_right"], [1, 0]),
+        (["rail_lhip", "rail_rhip", "hipl", "hipr"], [1, 0, 3, 2]),
+        (["upperleftlower", "upperrightlower"], [1, 0]),
         # No sides
         (["upright", "bright", "cleft"], [0, 1, 2]),
         (list("ABCDLR"), [0, 1, 2, 3, 4, 5]),
