@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from backbench.detection import process_group, train_net
+from backbench.detection.protocol import stated
 from backbench.detection.run import FINAL_FILE
 from backbench.errors import BadInput, Failed
 from backbench.requests.detect import DetectRequest
@@ -333,3 +334,29 @@ def test_the_work_and_its_price_are_told(words, engine, monkeypatch, caplog, dev
     assert caplog.text == ""
     train_net.announce(words(dataset="mine"), p, engine)
     assert "few of mine" in caplog.text
+
+
+def test_what_decides_the_numbers_names_the_run(words):
+    run = words("SOLVER.BASE_LR", "0.5", "SEED", "3")
+    p = SimpleNamespace(
+        cfg=run.cfg,
+        seed=3,
+        checkpoint=SimpleNamespace(digest="d"),
+        train=SimpleNamespace(fingerprint="t", contents="t1"),
+        val=SimpleNamespace(fingerprint="v", contents="v1"),
+    )
+    about = train_net.identity(run, p)
+    config = about.pop("config")
+    assert about == {
+        "seed": 3,
+        "engine": "torchvision",
+        "checkpoint": "d",
+        "train": "t",
+        "val": "v",
+        "train_images": "t1",
+        "val_images": "v1",
+    }
+    # The depth is the trunk's to say, and yet another run
+    assert "MODEL.RESNETS.DEPTH" not in stated(run.given)
+    assert config == stated(run.given) | {"MODEL.RESNETS.DEPTH": 18}
+    assert config["SOLVER.BASE_LR"] == 0.5
