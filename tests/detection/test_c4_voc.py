@@ -1,6 +1,7 @@
 """Tests MoCo's detectors on the Detectron2 engine: C4 with the extra norm, VOC's files and its AP."""
 
 import re
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from backbench.errors import BadInput
 pytest.importorskip(
     "detectron2", reason="Detectron2 is not installed: `make detectron2`"
 )
+
+from backbench.detection.engine_detectron2_backbones import OwnResNet
 
 
 def element(tag, *content):
@@ -237,3 +240,60 @@ def test_c4_trunk_arrives(tiny_root, tmp_path):
     assert all(torch.isfinite(v) for v in losses.values())
     moved = engine.model.state_dict()["backbone.res4.0.conv1.weight"]
     assert not torch.equal(moved, p.checkpoint.state_dict["layer3.0.conv1.weight"])
+
+
+class Multiplies(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+def stages_of(**factors):
+    return torch.nn.Sequential(
+        OrderedDict((name, Multiplies(factor)) for name, factor in factors.items())
+    )
+
+
+def test_a_c4_trunk_ends_in_the_head_before_its_extra_norm():
+    """The stem, and the norm that MoCo adds behind res5, are no maps."""
+    body = stages_of(stem=2, res2=3, res3=5, res4=7)
+    res5 = torch.nn.Sequential(
+        OrderedDict([("0", Multiplies(11)), ("1", Multiplies(13))])
+    )
+    res5.add_module("norm", Multiplies(1000))
+    c4 = torch.nn.Module()
+    c4.backbone = body
+    c4.roi_heads = torch.nn.Module()
+    c4.roi_heads.res5 = res5
+    fpn = torch.nn.Module()
+    fpn.backbone = torch.nn.Module()
+    fpn.backbone.bottom_up = stages_of(stem=2, res2=3, res3=5, res4=7, res5=11)
+    x = torch.ones(())
+    names = ("conv1.weight", "layer3.0.conv2.weight", "layer4.1.conv1.weight")
+    state = dict.fromkeys(names, torch.ones(1))
+    for model, maps, places in (
+        (
+            c4,
+            [6, 30, 210, 210 * 143],
+            (
+                "backbone.stem.conv1.weight",
+                "backbone.res4.0.conv2.weight",
+                "roi_heads.res5.1.conv1.weight",
+            ),
+        ),
+        (
+            fpn,
+            [6, 30, 210, 2310],
+            (
+                "backbone.bottom_up.stem.conv1.weight",
+                "backbone.bottom_up.res4.0.conv2.weight",
+                "backbone.bottom_up.res5.1.conv1.weight",
+            ),
+        ),
+    ):
+        trunk = OwnResNet(model)
+        assert [float(m) for m in trunk.stages(x)] == maps
+        assert tuple(trunk.named(state)) == places
