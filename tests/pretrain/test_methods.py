@@ -18,6 +18,7 @@ from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.images import preprocess
 from backbench.images.crops import Crops
+from backbench.parallel import batchnorm
 from backbench.pretrain import data, optim
 from backbench.pretrain.method import Batch, Method, Setup, build_method, choose_config
 from backbench.pretrain.methods import lorac
@@ -435,6 +436,17 @@ def test_keys_that_are_not_shuffled_share_their_queries_batch_norm():
         torch.testing.assert_close(have, other.keys([half], 0)[:, 0])
     shuffled, _ = small_build(CASES["ressl"])
     assert not torch.allclose(shuffled.keys([view], 0)[:, 0], keys)
+
+
+def test_queries_have_the_statistics_of_a_papers_gpu_or_of_all():
+    for statistics, groups in (("local", {4}), ("sync", set())):
+        moco = {"name": "moco", "groups": 4, "query_batchnorm": statistics}
+        method = build(2, **KEYS | moco)
+        assert method.sync_batchnorm is (statistics == "sync")
+        assert batchnorm.groups_of(method.projector) == groups
+        # Keys have a GPU's in any case
+        assert batchnorm.groups_of(method.key_encoder) == {4}
+    assert not build(2, **KEYS, name="moco", groups=4).sync_batchnorm
 
 
 def test_jcl_queue_holds_the_mean_keys_unnormalised_and_lambda_ramps():
