@@ -130,6 +130,11 @@ def test_equals_pycocotools(tmp_path, kind):
     split, found = make(tmp_path, TASKS[kind], empty=(3, 7))
     scores = evaluate.score(split, found, kind, SIGMAS, manifest="m")
     ev = oracle(split, found, kind)
+    # In the order of COCOeval.summarize, where keypoints have no small objects
+    sizes = ["APm", "APl"] if kind == "keypoints" else ["APs", "APm", "APl"]
+    stats = evaluate.AP_KINDS[kind].stats
+    names = enumerate(["AP", "AP50", "AP75", *sizes])
+    assert stats == {name: place for place, name in names}
     for name, i in evaluate.AP_KINDS[kind].stats.items():
         assert scores.values[name] == pytest.approx(100 * ev.stats[i], abs=1e-9), name
     assert 5 < scores.values["AP"] < 95

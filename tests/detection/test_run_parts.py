@@ -10,6 +10,7 @@ from torch import nn
 
 from backbench.detection import backbones
 from backbench.detection.dialect import Given
+from backbench.detection.rcnn.detector import Detector
 from backbench.detection.run import DetectionRun, SolverSchedule, count_in_epochs
 from backbench.errors import BadInput
 
@@ -445,3 +446,19 @@ def test_detectron2s_backbones_have_a_rate_for_biases_and_decay_them():
     }
     assert type(optimizer) is torch.optim.SGD
     assert optimizer.defaults["momentum"] == 0.8
+
+
+def test_every_part_that_draws_has_a_name_for_its_generators():
+    paths = [backbones.DropPath(rate) for rate in (0.1, 0.2, 0.3)]
+    detector = SimpleNamespace(
+        rpn=SimpleNamespace(fg_bg_sampler="of anchors"),
+        roi_heads=SimpleNamespace(fg_bg_sampler="of proposals"),
+        modules=lambda: [nn.Linear(2, 2), *paths],
+    )
+    assert Detector.samplers(detector) == {
+        "rpn": "of anchors",
+        "roi": "of proposals",
+        "drop path 0": paths[0],
+        "drop path 1": paths[1],
+        "drop path 2": paths[2],
+    }

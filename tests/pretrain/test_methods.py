@@ -550,9 +550,20 @@ def test_cllr_as_released_starts_at_randn_and_passes_views_one_by_one():
         method.projection @ method.projection.T, torch.eye(4), atol=0.1
     )
     method.backbone.passes.clear()
-    terms = method(batch([8, 8]))
+    given = batch([8, 8])
+    terms = method(given)
     assert method.backbone.passes == [(BATCH, 3, 8, 8)] * 2
     assert 0 < float(terms["kept_L"]) < 1
+    # The distance of unit features from what L gives back of them, view by view
+    distance = 0.0
+    for view in given.views:
+        phi = method.backbone(view).detach()
+        rebuilt = phi @ method.projection.detach().T @ method.projection.detach()
+        apart = nn.functional.normalize(phi) - nn.functional.normalize(rebuilt)
+        distance += float(apart.norm()) / BATCH
+    assert float(terms["regularizer"]) == pytest.approx(distance, rel=1e-5)
+    total = float(terms["contrastive"]) + 0.1 * distance
+    assert float(terms["loss"].detach()) == pytest.approx(total, rel=1e-5)
     assert method.heads()["lphi.0.weight"].shape == (4, 8)
 
 
