@@ -753,6 +753,14 @@ def test_whitening_gives_the_identity_as_covariance():
         torch.testing.assert_close(torch.cov(part.T), torch.eye(4, dtype=torch.float64))
 
 
+def test_a_ridge_draws_the_covariance_towards_the_identity():
+    (x,) = raw(1, 30, 4)
+    drawn = 0.75 * torch.cov(x.T) + 0.25 * torch.eye(4, dtype=torch.float64)
+    (white,) = whiten(x[None], 0.25)
+    centred = (x - x.mean(0)).T
+    torch.testing.assert_close(torch.linalg.cholesky(drawn) @ white.T, centred)
+
+
 def test_w_mse_is_the_distance_of_whitened_views():
     a, b = raw(12, 2), raw(12, 2, seed=1)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
