@@ -11,7 +11,12 @@ from PIL import Image, ImageOps
 from backbench.images.image_list import ImageList
 from backbench.runs.state import StopFlag, load_state
 from backbench.transfer.devices import Machine
-from backbench.transfer.features.batches import CropFlip, Pictures, centred
+from backbench.transfer.features.batches import (
+    CropFlip,
+    Pictures,
+    centred,
+    global_batches,
+)
 from backbench.transfer.features.extractor import FeatureRows
 from backbench.transfer.heads import AdamHeads, LinearHeads, TokenHeads, copies
 from backbench.transfer.probes.sgd import (
@@ -20,7 +25,12 @@ from backbench.transfer.probes.sgd import (
     chosen_rate,
     rankings,
 )
-from backbench.transfer.protocol import CropAugment, Geometry, LoadedGeometry
+from backbench.transfer.protocol import (
+    CropAugment,
+    Geometry,
+    Length,
+    LoadedGeometry,
+)
 from backbench.transfer.protocols import all_kinds, load_protocol
 
 CPU = torch.device("cpu")
@@ -238,6 +248,60 @@ def test_a_state_is_due_after_some_minutes_and_of_tokens_at_the_end(tmp_path):
     assert not training._state_is_due(9, 0.0)
     tokens = a_training(tmp_path, save_minutes=2.0, tokens=True)
     assert tokens._state_is_due(9, 0.0) and not tokens._state_is_due(8, 0.0)
+
+
+class RecordingHeads:
+    """Heads that keep what each step gives them, and whose losses are given."""
+
+    def __init__(self, losses):
+        self.losses = torch.tensor(losses)
+        self.steps = []
+        self.loaded = None
+
+    def step(self, features, labels, rates, **settings):
+        self.steps.append((features[:, 0].tolist(), labels.tolist(), rates, settings))
+        return self.losses + len(self.steps)
+
+    def load(self, state):
+        self.loaded = state
+
+
+def test_a_continued_training_goes_on_in_its_stream_and_shows_its_best_loss(
+    tmp_path, capsys
+):
+    """It stands at step 3 of 60. Every 50 steps, so at 3 and 53, it reads the lowest loss of its
+    first trunk's heads: a sum over this rank's half of a batch of four."""
+    length = {"default": Length(iterations=60)}
+    a_training(tmp_path, length=length)._save(3)
+    training = a_training(tmp_path, length=length)
+    rows = torch.arange(10.0)[:, None]
+    training.features = [FeatureRows((10 * rows,)), FeatureRows((rows[:4], rows[4:]))]
+    training.labels = torch.arange(10)
+    training.heads = [RecordingHeads([9.0, 5.0]), RecordingHeads([1.0])]
+    training.rates = [torch.tensor([4.0, 8.0]), torch.tensor([1.0])]
+    training.machine = Machine(CPU, 0, 2, 0)
+    training.run()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("mine select: 60/60 steps ")
+    assert line.endswith("  loss 28"), "(5 + 51) * 2 / 4"
+    first, second = training.heads
+    assert (first.loaded, second.loaded) == ({"of": "a"}, {"of": "b"})
+    assert (len(first.steps), len(second.steps)) == (57, 57)
+    stream = list(global_batches(0, 10, 4, 3, 60))
+    p = training.task.protocol
+    settings = {"momentum": p.momentum, "decay": p.weight_decay, "batch": 4}
+    for step, batch, one, other in zip(range(3, 60), stream, first.steps, second.steps):
+        mine = [index for _, index in batch[:2]]
+        assert one[:2] == ([10 * index for index in mine], mine)
+        assert other[:2] == (mine, mine)
+        factor = p.schedule.factor(step, 60, 2.5)
+        torch.testing.assert_close(one[2], factor * torch.tensor([4.0, 8.0]))
+        torch.testing.assert_close(other[2], factor * torch.tensor([1.0]))
+        assert one[3] == other[3] == settings
+    # Another rank says nothing
+    training.machine = Machine(CPU, 1, 2, 0)
+    training.run()
+    assert capsys.readouterr().err == ""
 
 
 def test_each_head_on_tokens_steps_by_its_own_rate():
