@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from backbench.weights.families import timm_files
+from backbench.weights.families.timm_layouts import layouts
+from backbench.weights.families.timm_models import TimmFamily
 
 
 def a_trunk(shapes, *, blocks="blocks", registers=False):
@@ -97,3 +99,55 @@ def test_torchvisions_stages_are_every_other_of_its_features():
     shapes["features.3.0.block.2.weight"] = (192,)
     trunk, tensors = a_trunk(shapes, blocks="features")
     assert timm_files.signature(trunk, tensors) == "96x9"
+
+
+# The side of the images, by the position embeddings
+
+
+def position_side(shape, *, arch, folds=False):
+    """The side that a file's position embeddings of this shape tell."""
+    family = TimmFamily()
+    key = "model.pos_embed"
+    (layout,) = [each for each in layouts() if each.name == "timm's"]
+    trunk = SimpleNamespace(family=family, layout=layout, local={"pos_embed": key})
+    tensors = {key: torch.empty(shape, device="meta")}
+    return timm_files._img_size(trunk, tensors, arch, folds)
+
+
+SIXTEEN = "img_size=32,embed_dim=24,num_heads=2,depth=1,patch_size=8"  # patches
+CLASS_TOKEN = f"timm:vit_tiny_patch16_224,{SIXTEEN}"
+NO_CLASS_POSITION = f"timm:deit3_small_patch16_224,{SIXTEEN}"
+
+
+@pytest.mark.parametrize(
+    ("arch", "shape", "side"),
+    [
+        # The model's own 16 patches and its class token
+        (CLASS_TOKEN, (1, 17, 24), None),
+        # Four by four, five by five, and one
+        (CLASS_TOKEN, (1, 26, 24), 40),
+        (CLASS_TOKEN, (26, 24), 40),
+        (CLASS_TOKEN, (1, 2, 24), 8),
+        # No square, no patch, fewer rows than the class token's, and no rows at all
+        (CLASS_TOKEN, (1, 25, 24), None),
+        (CLASS_TOKEN, (1, 27, 24), None),
+        (CLASS_TOKEN, (1, 1, 24), None),
+        (CLASS_TOKEN, (1, 0, 24), None),
+        (CLASS_TOKEN, (26,), None),
+        # Patches alone have positions
+        (NO_CLASS_POSITION, (1, 25, 24), 40),
+        (NO_CLASS_POSITION, (1, 16, 24), None),
+        (NO_CLASS_POSITION, (1, 26, 24), None),
+        # Rotations and no embeddings
+        ("timm:vit_small_patch16_dinov3,depth=1", (1, 26, 384), None),
+        ("timm:test_convnext", (1, 26, 24), None),
+    ],
+)
+def test_a_square_of_patches_tells_the_side_of_the_images(arch, shape, side):
+    assert position_side(shape, arch=arch) == side
+
+
+@pytest.mark.parametrize(("rows", "side"), [(17, None), (26, 40), (25, None)])
+def test_a_folded_position_is_no_patch(rows, side):
+    """The file has a position for its class token, and the model has none."""
+    assert position_side((1, rows, 24), arch=NO_CLASS_POSITION, folds=True) == side
