@@ -34,6 +34,7 @@ from backbench.images.preprocess import Pixels, to_input
 from backbench.published import reproduction_lists
 from backbench.records import kept_scores, store
 from backbench.transfer import keeping
+from backbench.transfer.features.extractor import FeatureRows
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 from backbench.transfer.probes import ood as ood_probe
 from backbench.transfer.probes.ood import Ood, Ruled, TrimmedGeometry
@@ -674,3 +675,32 @@ def test_reproduce_holds_cached_models_to_timms_counts(
     assert main(["paper", "all", str(tmp_path / "runs")]) == 0
     (count,) = re.findall(r"^timm: .* (\d+) measured", capsys.readouterr().out, re.M)
     assert count == "1"
+
+
+def test_answers_of_each_part_of_the_features_are_its_own_images():
+    """The best five classes of image i are 10 i to 10 i + 4, and one of ten is right."""
+    right = [0, 4, 4, 0, 2, 5, 0]
+    logits = torch.zeros(7, 1000)
+    for i in range(7):
+        logits[i, 10 * i : 10 * i + 5] = torch.tensor([9.0, 8.0, 7.0, 6.0, 5.0])
+    answers = tuple((10 * i + n, 999 - i) for i, n in enumerate(right))
+    labels = (1, 0, 1, 0, 1, 0, 1)
+    ruled = Ruled("any", labels, InImageNet(((900,), (901,)), answers))
+    # Parts of two, four and one
+    features = FeatureRows((logits[:2], logits[2:6], logits[6:]))
+    trunk = SimpleNamespace(
+        device=torch.device("cpu"),
+        of_tokens=None,
+        checkpoint="a checkpoint",
+        own_head="abc",
+        state="def",
+    )
+    found = ood_probe._predictions(SimpleNamespace(), ruled, trunk, None, features)
+    hits = found.ranking == torch.tensor(labels)[:, None]
+    assert hits.nonzero().tolist() == [[i, n] for i, n in enumerate(right) if n < 5]
+    assert found.checkpoint == "a checkpoint"
+    assert found.provenance == {
+        "head_sha256": "abc",
+        "trunk_sha256": "def",
+        "right": {"top1": 3, "top5": 6},
+    }
