@@ -11,11 +11,13 @@ from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
 from backbench.records import store
 from backbench.requests.finetune import FinetuneRequest, SemisupRequest
+from backbench.runs import price
 from backbench.runs.state import StopFlag
 from backbench.stats import training_noise
 from backbench.transfer import finetune
 from backbench.transfer.assignment import Assignment
 from backbench.transfer.devices import Machine
+from backbench.transfer.features import batches
 from backbench.transfer.finetune import Finetuning
 from backbench.transfer.finetune_protocol import Finetune, Part
 from backbench.transfer.protocol import CropAugment, Geometry, Length
@@ -262,6 +264,74 @@ def test_answers_come_in_order_over_several_batches(assigned, caplog):
     # A diverged one has no answer, and that is said
     assert work.predict(Bright(spoilt=True), task.splits.test).unique().tolist() == [-1]
     assert "the network's scores are not finite; this rate diverged" in caplog.text
+
+
+class Constant:
+    """A network that gives every image the same logits, which train."""
+
+    def __init__(self):
+        self.module = torch.nn.Module()
+        self.logits = torch.nn.Parameter(torch.tensor([1.0, 0.0]))
+        group = {"params": [self.logits], "of": "trunk", "scale": 0.5}
+        self.optimizer = torch.optim.SGD([group], lr=0.0, momentum=0.9)
+
+    def __call__(self, pixels):
+        return self.logits.expand(len(pixels), 2)
+
+    def sum_gradients(self, machine):
+        pass
+
+
+def test_a_training_takes_its_share_of_each_batch_and_shows_its_loss(assigned, capsys):
+    """By hand, on rank 0 of two: the loss of every twentieth step, so of step 20, is shown."""
+    task = assigned()
+    part = Part(length=Length(iterations=23), head_over_trunk=5)
+    work = Finetuning(task, part, dataclasses.replace(ONE, world=2), StopFlag())
+    network = Constant()
+    images = task.splits.train
+    work.train(network, images, 0.4, "rate 3 of 3")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert network.module.training
+
+    logits = np.array([1.0, 0.0])
+    mean = np.zeros(2)
+    shown = []
+    stream = batches.global_batches(0, len(images), 4, 0, 23)
+    for step, batch in enumerate(stream):
+        p = np.exp(logits) / np.exp(logits).sum()
+        labels = [images.labels[index] for _, index in batch[:2]]
+        shown.append(2 * sum(-np.log(p[label]) for label in labels) / 4)
+        gradient = (2 * p - np.bincount(labels, minlength=2)) / 4
+        mean = 0.9 * mean + gradient
+        # The rate is declared for 8 images, the trunk's is a fifth of it, the group's half of that
+        rate = 0.4 * 4 / 8 / 5 / 2
+        logits = logits - rate * PROTOCOL.factor(step, 23, len(images) / 4) * mean
+    np.testing.assert_allclose(network.logits.detach(), logits, rtol=1e-5)
+    assert line.startswith("semi_10pct rate 3 of 3: 23/23 steps ")
+    assert line.endswith(f"  loss {shown[20]:.4g}")
+    assert f"{shown[0]:.4g}" != f"{shown[20]:.4g}" != f"{shown[22]:.4g}"
+
+
+@pytest.mark.parametrize(("kind", "says"), [("cpu", True), ("cuda", False)])
+def test_on_a_cpu_what_costs_less_is_said(assigned, monkeypatch, kind, says):
+    told = []
+    monkeypatch.setattr(
+        price, "announce", lambda *parts, **more: told.append((parts, more))
+    )
+    machine = dataclasses.replace(ONE, device=torch.device(kind))
+    Finetuning(assigned("finetune"), PART, machine, StopFlag()).announce()
+    ((parts, more),) = told
+    assert parts == (
+        "finetune on classes",
+        "tuned-x-v1 (all layers, 4 trainings, 4 images a step)",
+        "12 + 4 labelled images, 8 to test",
+    )
+    assert more == {
+        "work": {"step": 28},
+        "cheaper": "`backbench linear --protocol logreg` trains a head alone and costs less"
+        if says
+        else "",
+    }
 
 
 def test_gradients_of_all_processes_are_added_once(point, monkeypatch):
