@@ -231,3 +231,67 @@ def test_a_list_has_a_share_of_each_class(tmp_path, size):
                 for i in own[: max(1, round(len(own) * percent / 100))]
             ]
         assert lines == wanted
+
+
+class GivenDraws:
+    """A generator whose whole numbers and shares are given, without noise."""
+
+    def __init__(self, *numbers):
+        self.numbers = list(numbers)
+        self.asked = []
+
+    def integers(self, low, high, size=None):
+        self.asked.append((low, high))
+        number = self.numbers.pop(0)
+        return number if size is None else np.array(number)
+
+    def uniform(self, low, high, size=None):
+        self.asked.append((low, high))
+        return {2: np.array([10.0, -20.0]), 3: np.array([-9.0, 0.0, 9.0])}.get(
+            size, 200.0
+        )
+
+    def normal(self, mean, deviation, shape):
+        self.asked.append((mean, deviation))
+        return np.zeros(shape)
+
+
+@pytest.mark.parametrize(("top", "seen"), [(36, True), (35, False)])
+def test_a_scene_by_hand(top, seen):
+    """Of the first square the third one leaves 16 of 40 rows to be seen, or 15."""
+    solid = np.full((3, 32, 32), 255, np.uint8)
+    places = [40, *[(10, 20)] * 4, 30, *[(60, 90)] * 4, 40, *[(10, top)] * 4]
+    draws = GivenDraws(*places)
+    canvas, objects, labels = embedded._scene(solid, [(0, 3), (1, 7), (2, 5)], draws)
+    assert draws.asked == [
+        (-40, 40),
+        (0, 6),
+        *[(28, 64), *[(0, 89)] * 4, (170, 255), (-15, 15)],
+        *[(28, 64), *[(0, 99)] * 4, (170, 255), (-15, 15)],
+        *[(28, 64), *[(0, 89)] * 4, (170, 255), (-15, 15)],
+    ]
+    # The ground gets brighter downwards and darker to the right; the squares are tinted
+    corners = [canvas[y, x].tolist() for y, x in ((0, 0), (127, 0), (0, 127))]
+    assert corners == [[40] * 3, [50] * 3, [20] * 3]
+    assert canvas[95, 65].tolist() == canvas[25, 15].tolist() == [191, 200, 209]
+    wanted = np.zeros((128, 128), np.uint8)
+    wanted[20:60, 10:50] = 4 if seen else 255
+    wanted[90:120, 60:90] = 8
+    wanted[top : top + 40, 10:50] = 6
+    np.testing.assert_array_equal(labels, wanted)
+    boxes = [(label, shape["bbox"]) for label, shape, _ in objects]
+    others = [(7, [60, 90, 30, 30]), (5, [10, top, 40, 40])]
+    assert boxes == ([(3, [10, 20, 40, 16])] if seen else []) + others
+
+
+def test_half_a_stroke_is_mixed_with_the_ground_and_no_part_of_the_mask():
+    """The mask is what has more than 0.4 of paint."""
+    for level, masked in ((101, False), (103, True)):
+        gray = np.full((1, 32, 32), level, np.uint8)
+        draws = GivenDraws(30, *[(0, 0)] * 4)
+        canvas, objects, labels = embedded._scene(gray, [(0, 0)], draws)
+        assert bool(objects) == masked == bool(labels[10, 10] == 1)
+        share = level / 255
+        ground = 40 + 10 * 10 / 127 - 20 * 10 / 127
+        mixed = [int(ground * (1 - share) + paint * share) for paint in (191, 200, 209)]
+        assert canvas[10, 10].tolist() == mixed
