@@ -287,6 +287,8 @@ def test_a_classifier_stands_below_the_trunks_prefix_or_around_it():
         (linear("fc"), linear("linear")),
         (linear("a.net.fc"), linear("classifier")),
         (linear("fc", bias=False),),
+        (linear("a.net.head", bias=False),),
+        (linear("a.net.head") | {"a.net.head.bias": torch.empty(8, device="meta")},),
         (linear("fc", width=25),),
         (linear("fc") | {"fc.bias": torch.empty(8, device="meta")},),
         (linear("fc", classes=0),),
