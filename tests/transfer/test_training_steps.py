@@ -1,7 +1,9 @@
 """What stands around the steps of heads: their views, epochs, states, rates, and what the rows say of them."""
 
 import dataclasses
+import json
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from backbench.images.image_list import ImageList
+from backbench.runs import price
 from backbench.runs.state import StopFlag, load_state
 from backbench.transfer.devices import Machine
 from backbench.transfer.features.batches import (
@@ -22,6 +25,7 @@ from backbench.transfer.heads import AdamHeads, LinearHeads, TokenHeads, copies
 from backbench.transfer.probes.sgd import (
     FinalHead,
     ProbeTraining,
+    SgdProbe,
     chosen_rate,
     rankings,
 )
@@ -360,6 +364,107 @@ def test_heads_begin_alike_and_follow_from_the_seed():
         torch.testing.assert_close(logits[:, n], expected)
         loss = torch.nn.functional.cross_entropy(expected, labels)
         torch.testing.assert_close(losses[n], loss)
+
+
+# How a rate is chosen
+
+
+class StoodInProbe(SgdProbe):
+    """A probe whose trainings, scores and temperatures are given; `done` says what was asked."""
+
+    done: ClassVar[list] = []
+
+    def _train(self, phase, rates, *, with_val):
+        self.done.append((phase, [tuple(each) for each in rates], with_val))
+        return [f"{phase} {trunk.digest}" for trunk in self.extractor.trunks]
+
+    def _scores(self, candidates, split):
+        self.done.append((split, list(candidates)))
+        return {"a": [50.0, 70.0, 70.0], "b": [60.0, 50.0, 40.0]}
+
+    def _temperatures(self, heads):
+        self.done.append([(each.heads, each.index, each.scores) for each in heads])
+        return [1.5, 2.5]
+
+
+@pytest.fixture
+def probe(tmp_path, monkeypatch):
+    """probe(overrides, rank): a probe of two trunks on 20 images, and steps that it left out"""
+    left_out = []
+    monkeypatch.setattr(price, "skip", lambda *what: left_out.append(what))
+
+    def make(*overrides, rank=0):
+        StoodInProbe.done.clear()
+        left_out.clear()
+        p = load_protocol("lorac", all_kinds(), [*SMALL, "lr=0.1,1,10", *overrides])
+        task = SimpleNamespace(
+            protocol=p,
+            dataset=SimpleNamespace(name="mine"),
+            splits=SimpleNamespace(train=range(20)),
+            state_file=tmp_path / "x.state",
+        )
+        extractor = SimpleNamespace(trunks=[SimpleNamespace(digest=d) for d in "ab"])
+        machine = dataclasses.replace(ONE, rank=rank)
+        return StoodInProbe(task, extractor, machine, StopFlag()), left_out
+
+    return make
+
+
+GRID = [(0.1, 1.0, 10.0)] * 2
+SELECTED = [
+    ("select", GRID, False),
+    ("val", ["select a", "select b"]),
+    # The first of two that are best, and its scores are not its own
+    [("select a", 1, None), ("select b", 0, None)],
+]
+REFIT = ("refit", [(1.0,), (0.1,)], True)
+
+
+def test_the_rate_that_val_chooses_trains_again_from_the_start(probe):
+    one, left_out = probe()
+    finals = one.chosen_on_val()
+    assert one.done == [*SELECTED, REFIT] and left_out == []
+    assert finals == [
+        FinalHead("refit a", 0, 1.0, [50.0, 70.0, 70.0], 1.5),
+        FinalHead("refit b", 0, 0.1, [60.0, 50.0, 40.0], 2.5),
+    ]
+    assert json.loads(one.choice_file.read_text()) == {
+        "scores": {"a": [50.0, 70.0, 70.0], "b": [60.0, 50.0, 40.0]},
+        "temperatures": {"a": 1.5, "b": 2.5},
+    }
+    # A refit that was stopped does not choose again
+    again, left_out = probe()
+    assert again.chosen_on_val() == finals
+    assert again.done == [REFIT] and left_out == [("step", 9)]
+    # One whose trunks were not all there does
+    kept = json.loads(one.choice_file.read_text())
+    del kept["scores"]["b"]
+    one.choice_file.write_text(json.dumps(kept))
+    again, left_out = probe()
+    assert again.chosen_on_val() == finals
+    assert again.done == [*SELECTED, REFIT] and left_out == []
+    # Another rank writes nothing
+    one.choice_file.unlink()
+    other, _ = probe(rank=1)
+    assert other.chosen_on_val() == finals and not one.choice_file.exists()
+
+
+def test_one_rate_has_a_temperature_where_val_has_not_trained_it(probe):
+    one, _ = probe("lr=1.0")
+    heads = [FinalHead("train a", 0, 1.0), FinalHead("train b", 0, 1.0)]
+    assert one.one_rate() == heads
+    assert one.done == [("train", [(1.0,)] * 2, True)]
+    patient, _ = probe("lr=1.0", "patience=2")
+    assert [final.temperature for final in patient.one_rate()] == [1.5, 2.5]
+
+
+def test_a_rate_that_test_chooses_is_scored_as_it_is(probe):
+    one, _ = probe("select=test", "protocol=linear-testsel-v1")
+    assert one.chosen_on_test() == [
+        FinalHead("train a", 1, 1.0, [50.0, 70.0, 70.0]),
+        FinalHead("train b", 0, 0.1, [60.0, 50.0, 40.0]),
+    ]
+    assert one.done == [("train", GRID, True), ("test", ["train a", "train b"])]
 
 
 # What is said of a head
