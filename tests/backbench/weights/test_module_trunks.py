@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from backbench.errors import BadInput
-from backbench.weights import importing
+from backbench.weights import archs, importing
+from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families import architectures
 from backbench.weights.trunk import ModuleTrunk
 
@@ -121,3 +122,53 @@ def test_the_index_keeps_a_networks_digest_where_shapes_are_alike(
         "timm\tc\t4\tother\tn3\t",
         "",
     ]
+
+
+def test_one_of_our_own_files_holds_one_trunk(tmp_path):
+    arch = "resnet18,width=0.125"
+    file = tmp_path / "x.safetensors"
+    state = archs.build_trunk(arch).state_dict()
+    Checkpoint(arch=arch, method="moco", epochs=3, state_dict=state).save(file)
+    for given in (
+        {"encoder": "trunk"},
+        {"stem": "imagenet"},
+        {"arch": "timm:test_vit"},
+        {"pixels": "imagenet"},
+    ):
+        with pytest.raises(BadInput) as error:
+            importing.read(file, **given)
+        assert str(error.value) == (
+            f"{file}: a backbench checkpoint holds one trunk; leave out the choice of encoder, stem,"
+            " arch and pixels"
+        )
+    with pytest.raises(BadInput, match="is read by 'pooled' alone, not by 'cls'"):
+        importing.read(file, reading="cls")
+    with pytest.raises(BadInput, match=f"^{arch} takes images of any size; leave out"):
+        importing.read(file, pos="aa")
+    plain = importing.read(file, reading="pooled")
+    assert (plain.method, plain.epochs, plain.name) == ("moco", 3, "moco")
+    said = importing.read(
+        file, method="byol", epochs=7, name="mine", published=("a", "b")
+    )
+    assert (said.method, said.epochs, said.name) == ("byol", 7, "mine")
+    assert dict(said.provenance) == {"name": "mine", "published": ["a", "b"]}
+    assert importing.read(file, published="c").provenance["published"] == "c"
+
+
+@pytest.mark.parametrize("given", ["encoder", "stem", "arch"])
+def test_a_name_of_weights_names_one_trunk(given):
+    name = "timm:test_convnext@random"
+    with pytest.raises(BadInput) as error:
+        importing.read(name, **{given: "timm:test_vit"})
+    assert str(error.value) == (
+        f"{name}: names one trunk; leave out the choice of encoder, stem, arch"
+    )
+    drawn = importing.read(name, name="mine", published="c")
+    assert dict(drawn.provenance) == {"name": "mine", "published": "c"}
+
+
+def test_new_names_are_those_of_a_model():
+    with pytest.raises(BadInput) as error:
+        importing.read("x.pth", rename="by-order")
+    said = "x.pth: --rename by-order: say whose names it gets, by --arch"
+    assert str(error.value) == said

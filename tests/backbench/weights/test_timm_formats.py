@@ -444,12 +444,21 @@ def test_torchvisions_convnext_has_the_same_features(tmp_path):
         assert torch.allclose(checkpoint.backbone().eval()(x), wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("model", ["resnet18", "timm:vit_small_patch16_224"])
-def test_a_reading_that_the_trunk_lacks_is_refused_at_import(tmp_path, model):
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            "resnet18",
+            "--reading map: resnet18 is read by 'pooled' alone; leave it out",
+        ),
+        ("timm:vit_small_patch16_224", "vit_small_patch16_224 has no reading 'map'"),
+    ],
+)
+def test_a_reading_that_the_trunk_lacks_is_refused_at_import(tmp_path, model, says):
     timms = model.startswith("timm:")
     state = headless(model.removeprefix("timm:"))
     how = {"arch": model, "pixels": "half"} if timms else {}
-    with pytest.raises(BadInput, match="reading"):
+    with pytest.raises(BadInput, match=says):
         importing.read(saved(state, tmp_path), reading="map", **how)
 
 
