@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -91,6 +92,27 @@ def test_inaturalists_classes_are_the_numbers_of_its_categories(trees):
     for images in (found.train, found.test):
         for path, label in zip(images.paths, images.labels):
             assert images.classes[label] == path.split("/")[2]
+
+
+def test_places365_is_read_at_256_pixels_or_else_large(trees):
+    root = trees("places365")
+    base = root / "places365"
+    small = catalog.load("places365", root)
+    assert "256-pixel images" in small.notes
+    for folder, large in (("data_256", "data_large"), ("val_256", "val_large")):
+        end = "_standard" if folder.startswith("data") else ""
+        shutil.copytree(base / f"{folder}{end}", base / f"{large}{end}")
+    assert catalog.load("places365", root).train.paths == small.train.paths
+    shutil.rmtree(base / "data_256_standard")
+    found = catalog.load("places365", root)
+    assert "large images" in found.notes
+    assert [path.partition("/")[0] for path in found.test.paths] == ["val_large"] * 9
+    shutil.rmtree(base / "data_large_standard")
+    with pytest.raises(BadInput) as error:
+        catalog.load("places365", root)
+    assert str(error.value) == (
+        f"{base}: no data_256_standard or data_large_standard; get train_256_places365standard.tar"
+    )
 
 
 def test_places205_has_its_images_in_either_folder(trees):

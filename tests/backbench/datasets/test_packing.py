@@ -8,6 +8,7 @@ import pytest
 from support.layouts import class_folder
 
 from backbench.datasets import packing
+from backbench.errors import BadInput
 
 
 @pytest.fixture
@@ -53,3 +54,46 @@ def test_an_archive_is_as_large_as_it_may_be(alike, monkeypatch, kind, largest, 
         # In the order of the list, each once
         listed = list(itertools.chain.from_iterable(names))
         assert listed == [f"cat/{number:03d}.jpg" for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "says"),
+    [
+        (
+            "cifar10",
+            ["cifar-10-batches-py/batches.meta"],
+            "neither class folders nor con",
+        ),
+        ("own", ["cat/1.jpg"], "one class folder alone, 'cat'; expected"),
+        ("gone", [], "no such folder; expected"),
+    ],
+)
+def test_what_has_no_class_folders_is_not_packed(tmp_path, name, files, says):
+    for file in files:
+        (tmp_path / name / file).parent.mkdir(parents=True)
+        (tmp_path / name / file).touch()
+    with pytest.raises(BadInput, match=f"^{tmp_path / name}: {says}"):
+        packing.pack(name, tmp_path, "tar", tmp_path.parent / "out")
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_an_undivided_dataset_is_packed_once_and_goes_on(alike, capsys, kind):
+    out = alike.parent / "out" / "pets"
+    (alike / "own" / "test" / "cat").rename(alike / "own" / "dog")
+    (alike / "own" / "train" / "cat").rename(alike / "own" / "cat")
+    for split in ("train", "test"):
+        (alike / "own" / split).rmdir()
+    packing.pack("own", alike, kind, out)
+    said = f"own images: 10 images in {out}, the same list"
+    assert capsys.readouterr().out.splitlines() == [said]
+    files = sorted(p.relative_to(out).as_posix() for p in out.rglob("*.*"))
+    if kind == "zip":
+        assert files == ["images-00000.zip"]
+    else:
+        assert files == [
+            f"{name}/{n:03d}.jpg" for name in ("cat", "dog") for n in range(5)
+        ]
+    # What is there is not written again
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*.*")}
+    packing.pack("own", alike, kind, out)
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*.*")} == before
