@@ -97,6 +97,135 @@ def test_pixels_are_the_formats_or_those_of_a_named_model():
     assert in_file(metadata=named).pixels() == usual and in_file().pixels() is None
 
 
+# Which model it is
+
+SIZE = "embed_dim=24,num_heads=2,depth=1,patch_size=8"
+BARE = f"timm:vit_tiny_patch16_224,img_size=32,{SIZE}"
+MODELS = {
+    "36/8": "vit_small_patch8_224",
+    "24/8": f"vit_tiny_patch16_224,img_size=32,{SIZE}",
+    "24/14": "vit_base_patch14_dinov2",
+}
+
+
+def identified(known, without=(), rows=17, **more):
+    """The name of the model of a file of the small transformer's tensors."""
+    tensors = {}
+    for name, each in FAMILY.tensors(BARE, NATIVE).items():
+        if name not in without:
+            tensors[f"net.{name}"] = each
+    tensors["net.pos_embed"] = torch.empty(1, rows, 24, device="meta")
+    local = [key.removeprefix("net.") for key in tensors]
+    trunk = in_file(arch="", local=local, form=known, **more)
+    return trunk.identified(tensors).arch
+
+
+def options_of(arch):
+    model, *options = arch.split(",")
+    return model, dict(each.split("=") for each in options)
+
+
+def test_a_formats_model_is_that_of_width_and_patch():
+    known = form(timm=MODELS)
+    assert options_of(identified(known)) == options_of(BARE)
+    # Of a larger image, and with what a file beside it says
+    told = TrunkMetadata(options={"num_heads": "4", "eps": "0.1"})
+    model, options = options_of(identified(known, rows=26, metadata=told))
+    assert model == "timm:vit_tiny_patch16_224"
+    assert options == {
+        "img_size": "40",
+        "embed_dim": "24",
+        "num_heads": "4",
+        "depth": "1",
+        "patch_size": "8",
+        "eps": "0.1",
+    }
+    # A model that is named counts, and needs no format
+    named = TrunkMetadata(arch="timm:vit_tiny_patch16_224")
+    for each in (known, None):
+        assert identified(each, metadata=named) == "timm:vit_tiny_patch16_224"
+
+
+def test_a_file_without_patches_is_the_first_model_of_its_width():
+    assert options_of(identified(form(timm=MODELS), ["patch_embed.proj.weight"])) == (
+        options_of(BARE)
+    )
+
+
+def test_the_activation_of_a_clip_is_told_by_somebody():
+    known = form(timm={"24/8": f"vit_base_patch16_{{}}_224,img_size=32,{SIZE}"})
+    for activation, model in (("quick_gelu", "clip_quickgelu"), ("gelu", "clip")):
+        told = TrunkMetadata(activation=activation)
+        arch = identified(known, metadata=told)
+        assert arch.startswith(f"timm:vit_base_patch16_{model}_224,")
+    for activation in ("", "relu"):
+        with pytest.raises(BadInput) as error:
+            identified(known, metadata=TrunkMetadata(activation=activation))
+        assert str(error.value).startswith(
+            "format theirs: neither the file nor one beside it tells the activation; say it by --arch"
+        )
+
+
+@pytest.mark.parametrize(
+    ("models", "says"),
+    [
+        (
+            {"36/8": "a", "24/16": "b"},
+            ", format theirs, of width and patch 24/8; known are 36/8, 24/16; say which model it is"
+            " with --arch timm:NAME",
+        ),
+        (
+            {},
+            ", in no known format; say what it is with --arch timm:NAME --pixels P (and --reading), or"
+            " whose it is with --method dino, ibot or mae, in `backbench import FILE --out"
+            " X.safetensors`",
+        ),
+    ],
+)
+def test_a_model_that_no_format_has_is_asked_for(models, says):
+    with pytest.raises(BadInput) as error:
+        identified(form(timm=models))
+    said = str(error.value)
+    place = "holds 'model: net.' (cls_token, pos_embed and "
+    assert said.startswith(place) and said.endswith(f"more){says}")
+
+
+def places(tensors, arch=""):
+    metadata = TrunkMetadata(arch=arch)
+    found = timm_files.find(FAMILY, {"t": tensors}, metadata, None)
+    return [(each.prefix, each.dialect, len(each.local)) for each in found]
+
+
+def test_a_trunk_is_found_by_its_blocks_or_by_the_names_of_a_model():
+    blocks = {f"a.{name}": each for name, each in FAMILY.tensors(BARE, NATIVE).items()}
+    assert len([name for name in blocks if ".blocks." in name]) == 12
+    assert places(blocks) == [("a.", "timm's", len(blocks))]
+    fewer = {name: blocks[name] for name in blocks if not name.endswith("fc2.bias")}
+    assert places(fewer) == []
+    # By half of a model's names, where no layout fits
+    names = [f"x.{name}" for name in FAMILY.tensors("timm:vgg11", NATIVE)]
+    assert len(names) == 20
+    half = dict.fromkeys(names[:10])
+    assert places(half, "timm:vgg11") == [("x.", "timm's", 10)]
+    assert places(half) == places(dict.fromkeys(names[:9]), "timm:vgg11") == []
+    longer = {"x" * 300 + name: None for name in half}
+    assert places(longer, "timm:vgg11") == []
+
+
+def test_blocks_of_chunks_are_counted_on_and_a_second_one_keeps_its_name():
+    own = FAMILY.tensors(BARE, NATIVE)
+    tensors = {}
+    for name, each in own.items():
+        tensors[name.replace("blocks.0.", "blocks.1.0.")] = each
+    tensors["blocks.0.0.norm1.weight"] = torch.empty(24, device="meta")
+    (layout,) = [each for each in layouts() if each.chunked][:1]
+    assert layout.local("blocks.1.0.norm1.weight") == "blocks.0.norm1.weight"
+    (found,) = timm_files.find(FAMILY, {"t": tensors}, TrunkMetadata(), None)
+    names = {key: name for name, key in found.local.items()}
+    assert names["blocks.1.0.norm1.weight"] == "blocks.0.norm1.weight"
+    assert names["blocks.0.0.norm1.weight"] == "blocks.0.0.norm1.weight"
+
+
 # Its tensors
 
 
