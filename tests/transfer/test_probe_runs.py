@@ -528,3 +528,28 @@ def test_what_the_last_group_cannot_do_is_refused_before_anything_is_measured(as
     # Heads on views are for one size, and their trunks take what they take
     run, _ = asked("mine", "lorac", points=(sized("x"), sized("y", 32)))
     assert [of.protocol.kind for of in run.groups] == ["sgd"]
+
+
+def test_checkpoints_of_one_own_probe_are_measured_together(monkeypatch, caplog):
+    caplog.set_level("INFO", "backbench")
+    probes = {"x": "knn", "y": "lorac", "z": "knn"}
+    asked = []
+
+    def of_checkpoint(name, method, provenance, dataset):
+        asked.append((name, method, provenance, dataset))
+        return probes[name]
+
+    monkeypatch.setattr(linear.own_probe, "of_checkpoint", of_checkpoint)
+    points = [
+        SimpleNamespace(name=name, method=f"by {name}", provenance={"of": name})
+        for name in "xyz"
+    ]
+    groups = linear.own_groups(points, "mine")
+    assert [(name, p.kind, those) for name, p, those in groups] == [
+        ("mine", "knn", (points[0], points[2])),
+        ("mine", "sgd", (points[1],)),
+    ]
+    assert asked == [(each, f"by {each}", {"of": each}, "mine") for each in "xyz"]
+    assert caplog.messages == [
+        f"{each}: mine by its own probe, {probes[each]}" for each in "xyz"
+    ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from backbench.datasets.splits import Splits
 from backbench.images.image_list import ImageList
 from backbench.runs import price
 from backbench.runs.state import StopFlag, load_state
@@ -364,6 +365,72 @@ def test_heads_begin_alike_and_follow_from_the_seed():
         torch.testing.assert_close(logits[:, n], expected)
         loss = torch.nn.functional.cross_entropy(expected, labels)
         torch.testing.assert_close(losses[n], loss)
+
+
+def test_every_rate_is_scored_by_the_datasets_metric_and_said(caplog):
+    caplog.set_level("INFO", "backbench")
+    draw = torch.Generator().manual_seed(4)
+    labels = (0, 0, 0, 0, 1, 2, 2)
+    val = ImageList(None, [str(n) for n in range(7)], labels, tuple("abcdef"))
+    train = val.subset(range(5))
+    features = {"val": [torch.randn(7, 4, generator=draw) for _ in "xy"]}
+    features["train"] = [torch.randn(5, 4, generator=draw) for _ in "xy"]
+    asked = []
+
+    def extractor(images, what):
+        asked.append(what)
+        return features["val" if len(images) == 7 else "train"]
+
+    names = [SimpleNamespace(name=name) for name in ("one", "other")]
+    extractor = Extracted(extractor)
+    extractor.trunks = [
+        SimpleNamespace(digest=digest, checkpoint=name)
+        for digest, name in zip("ab", names)
+    ]
+    p = load_protocol("lorac", all_kinds(), [*SMALL, "lr=0.1,1,10"])
+    task = SimpleNamespace(
+        protocol=p,
+        dataset=SimpleNamespace(name="mine", metric="mean_per_class"),
+        splits=Splits(train, val, val, False),
+    )
+    probe = SgdProbe(task, extractor, ONE, StopFlag())
+    candidates = [drawn_heads(), drawn_heads()]
+    candidates[1].weight *= -1
+    found = probe._scores(candidates, "val")
+    assert list(found) == ["a", "b"]
+    for digest, heads, rows in zip("ab", candidates, features["val"]):
+        for n in range(3):
+            own = slice(6 * n, 6 * n + 6)
+            best = (rows @ heads.weight[own].T + heads.bias[own]).argmax(1).numpy()
+            right = best == labels
+            by_class = [right[:4].mean(), right[4:5].mean(), right[5:].mean()]
+            assert found[digest][n] == pytest.approx(100 * np.mean(by_class))
+    said = []
+    for name, digest in (("one", "a"), ("other", "b")):
+        each = [f"{lr}: {v:.2f}" for lr, v in zip(("0.1", "1", "10"), found[digest])]
+        said.append(f"{name} on mine val, by learning rate: {'  '.join(each)}")
+    assert caplog.messages == said
+    assert asked == ["mine val features"]
+    # Features of each trunk, in the order of train and val
+    asked.clear()
+    for with_val, count in ((True, 12), (False, 5)):
+        tables = probe.features(with_val)
+        assert [len(table) for table in tables] == [count] * 2
+        for n, table in enumerate(tables):
+            parts = [features["train"][n], features["val"][n]][: 1 + with_val]
+            assert torch.equal(table.take(torch.arange(count)), torch.cat(parts))
+    train_and_val = ["mine train features", "mine val features"]
+    assert asked == [*train_and_val, train_and_val[0]]
+
+
+class Extracted:
+    """An extractor whose features are given."""
+
+    def __init__(self, give):
+        self.give = give
+
+    def __call__(self, images, what):
+        return self.give(images, what)
 
 
 # How a rate is chosen
