@@ -227,3 +227,107 @@ def test_a_format_knows_padding_and_pixels_of_small_images():
     assert of_small(form=both, conv1=large).pixels() == half
     assert of_small(form=plain).pixels() == half
     assert of_small().pixels() == Pixels()
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("arch", "dialect", "printed"),
+    [
+        ("resnet50", "torchvision", "resnet50"),
+        ("resnet18,width=0.25", "torchvision", "resnet18,width=0.25"),
+        ("lab:resnet50,width=0.5", "its own", "resnet50"),
+        (VIT, "timm's", VIT),
+        ("timm:test_convnext", "timm's convnext", "timm:test_convnext"),
+    ],
+)
+def test_a_trunk_is_called_by_its_project_and_by_papers(arch, dialect, printed):
+    family = archs.family_of(arch)
+    assert (family.dialect(arch), family.name_in_papers(arch)) == (dialect, printed)
+    assert family.lasting(arch)
+
+
+def test_a_trunk_has_one_name_whatever_is_left_out():
+    assert archs.canonical("lab:resnet50") == ("lab:resnet50,width=1", "imagenet")
+    assert archs.canonical("lab:resnet50,width=1", "conv3")[1] == "conv3"
+    assert archs.canonical("timm:test_vit") == ("timm:test_vit", "native")
+    with pytest.raises(
+        BadInput, match=r"^timm:test_vit has no stem 'conv3'; leave out"
+    ):
+        archs.canonical("timm:test_vit", "conv3")
+    timms = archs.family_of(VIT)
+    assert timms.with_options(VIT, {"pos": "aa", "img_size": "48"}) == (
+        VIT_SORTED.replace("img_size=32", "img_size=48").replace(
+            "patch_size=8", "patch_size=8,pos=aa"
+        )
+    )
+    with pytest.raises(BadInput) as error:
+        archs.family_of("resnet5")
+    assert str(error.value) == (
+        "unknown architecture 'resnet5'; did you mean 'resnet50'?, or timm:NAME"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("resnet18@random", "timm:resnet18@random"),
+        ("vit_small_patch16_224.augreg_in1k", "timm:vit_small_patch16_224.augreg_in1k"),
+        ("convnext_tiny", "timm:convnext_tiny"),
+        ("efficientnet_b0_ns", ""),
+        ("x.pth", ""),
+    ],
+)
+def test_a_word_may_be_meant_as_timms_weights(word, meant):
+    assert archs.meant_by(word) == meant
+    assert archs.is_name(f"timm:{word}") and archs.is_name(f"hf:{word}")
+    assert not archs.is_name(word) and not archs.is_name(f"lab:{word}")
+
+
+SMALL_CONV1 = (
+    " with conv1 = Conv2d(3, 64, 3, padding={0}, bias=False) and maxpool = Identity()"
+)
+
+
+@pytest.mark.parametrize(
+    ("arch", "stem", "calls"),
+    [
+        (
+            "resnet50",
+            "imagenet",
+            {
+                "torchvision": "fc = Identity()",
+                "timm": "timm.create_model('resnet50', num_classes=0)",
+                "detectron2": "MODEL.RESNETS.DEPTH 50 MODEL.RESNETS.STRIDE_IN_1X1 False",
+            },
+        ),
+        (
+            "resnet18",
+            "conv3_p2",
+            {
+                "torchvision": "fc = Identity()" + SMALL_CONV1.format(2),
+                "timm": "timm.create_model('resnet18', num_classes=0)"
+                + SMALL_CONV1.format(2),
+                "detectron2": None,
+            },
+        ),
+        (
+            "resnet18,width=0.5",
+            "imagenet",
+            {"torchvision": None, "timm": None, "detectron2": None},
+        ),
+        (
+            "timm:test_convnext",
+            "native",
+            {
+                "torchvision": None,
+                "timm": "timm.create_model('test_convnext', num_classes=0)",
+                "detectron2": None,
+            },
+        ),
+    ],
+)
+def test_how_other_libraries_load_a_trunk(arch, stem, calls):
+    family = archs.family_of(arch)
+    assert {each: family.loaded_by(arch, stem, each) for each in calls} == calls
