@@ -248,7 +248,7 @@ class Bright:
         return torch.stack([level, -level], 1) * (torch.nan if self.spoilt else 1)
 
 
-def test_answers_come_in_order_over_several_batches(assigned, caplog):
+def test_answers_come_in_order_over_several_batches(assigned, caplog, monkeypatch):
     task = assigned(feature_batch=3, geometry=Geometry(resize=20, crop=16))
     work = Finetuning(task, PART, ONE, StopFlag())
     network = Bright()
@@ -261,6 +261,16 @@ def test_answers_come_in_order_over_several_batches(assigned, caplog):
     assert [size[2:] for size in network.sizes] == [(16, 16)] * 3
     assert not network.module.training
     assert caplog.text == ""
+    # Two processes share a batch of one image, too, and its copy is no answer
+    twice = dataclasses.replace(ONE, world=2)
+    monkeypatch.setattr(
+        finetune.distributed,
+        "gather_without_gradient",
+        lambda mine: torch.cat([mine, mine]),
+    )
+    shared = Finetuning(task, PART, twice, StopFlag())
+    seven = task.splits.test.subset(range(7))
+    assert len(shared.predict(Bright(), seven)) == 7
     # A diverged one has no answer, and that is said
     assert work.predict(Bright(spoilt=True), task.splits.test).unique().tolist() == [-1]
     assert "the network's scores are not finite; this rate diverged" in caplog.text

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from backbench.transfer.features.batches import (
 )
 from backbench.transfer.features.extractor import FeatureRows
 from backbench.transfer.heads import AdamHeads, LinearHeads, TokenHeads, copies
+from backbench.transfer.probes import sgd
 from backbench.transfer.probes.sgd import (
     FinalHead,
     ProbeTraining,
@@ -209,6 +211,10 @@ def test_a_training_is_as_long_as_its_protocol_says(tmp_path):
     training = a_training(tmp_path, images=10)
     assert (training.steps, training.per_epoch) == (9, 2.5)
     assert training.labels.tolist() == [0] * 10 and training.best == []
+    # By epochs of these images, or by the dataset's own length
+    epochs = {"default": Length(epochs=2), "other": Length(iterations=7)}
+    p = a_training(tmp_path, images=10, length=epochs).task.protocol
+    assert [p.steps(name, 10) for name in ("mine", "other")] == [5, 7]
 
 
 def test_a_state_is_of_its_phase_and_of_its_trunks(tmp_path):
@@ -365,6 +371,62 @@ def test_heads_begin_alike_and_follow_from_the_seed():
         torch.testing.assert_close(logits[:, n], expected)
         loss = torch.nn.functional.cross_entropy(expected, labels)
         torch.testing.assert_close(losses[n], loss)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "with_val"),
+    [
+        ([], LinearHeads, True),
+        (["optimizer=adam", "augment=null"], AdamHeads, True),
+        (["patience=2"], LinearHeads, False),
+    ],
+)
+def test_heads_of_each_trunk_train_on_what_may_train(
+    monkeypatch, changes, kind, with_val
+):
+    made = []
+    monkeypatch.setattr(sgd, "ProbeTraining", lambda **how: made.append(how) or Done())
+    train = ImageList(Path("/d"), ["1", "2"], (0, 1), ("a", "b", "c"))
+    splits = Splits(train, train.subset([1]), train.subset([0]), True)
+    p = load_protocol("lorac", all_kinds(), [*SMALL, *changes])
+    task = SimpleNamespace(
+        protocol=p, dataset=SimpleNamespace(name="mine"), splits=splits, seed=0
+    )
+    extractor = Extracted(lambda images, what: [f"{what} {n}" for n in range(2)])
+    extractor.trunks = [SimpleNamespace(dim=4), SimpleNamespace(dim=6)]
+    probe = SgdProbe(task, extractor, ONE, StopFlag())
+    heads = probe._train("train", [(0.1, 1.0), (2.0,)], with_val=True)
+    ((how,), shapes) = made, [each.weight.shape for each in heads]
+    assert [type(each) for each in heads] == [kind] * 2
+    assert shapes == [(6, 4), (3, 6)], "a head for each rate, three classes each"
+    # Declared for eight images, used on four
+    used = [rates.tolist() for rates in how["rates"]]
+    assert used == [pytest.approx([0.05, 0.5]), pytest.approx([1.0])]
+    assert len(how["images"]) == (3 if with_val else 2)
+    assert (how["phase"], how["heads"], how["trunks"]) == (
+        "train",
+        heads,
+        extractor.trunks,
+    )
+    kept = None
+    if p.augment is None:
+        splits_of = ("train", "val")
+        kept = [
+            FeatureRows(tuple(f"mine {split} features {n}" for split in splits_of))
+            for n in range(2)
+        ]
+    assert how["features"] == kept
+    watched = None
+    if p.patience is not None:
+        watched = [f"mine val features {n}" for n in range(2)]
+    assert how["watched"] == watched
+
+
+class Done:
+    """A training that has nothing left to do."""
+
+    def run(self):
+        pass
 
 
 def test_every_rate_is_scored_by_the_datasets_metric_and_said(caplog):
