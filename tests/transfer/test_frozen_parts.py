@@ -29,7 +29,7 @@ def test_a_large_batch_passes_in_parts_in_its_order():
         torch.testing.assert_close(features[index], alone, rtol=1e-3, atol=1e-4)
 
 
-NARROW = "resnet18,width=0.25"
+VIT = "timm:vit_tiny_patch16_224,depth=1,embed_dim=12,img_size=32,num_heads=2,patch_size=16"
 
 
 def frozen(point, how):
@@ -43,8 +43,8 @@ def finetuned(point, how):
 
 @pytest.mark.parametrize("build", [frozen, finetuned])
 def test_the_process_computes_as_the_protocol_says(build, monkeypatch, caplog):
-    state = build_trunk(NARROW).state_dict()
-    point = Checkpoint(arch=NARROW, method="random", state_dict=state)
+    state = build_trunk(VIT).state_dict()
+    point = Checkpoint(arch=VIT, method="random", state_dict=state)
     monkeypatch.setattr(precision, "bf16_is_quick", lambda device: device != "cpu")
     precision.warn_if_slow.cache_clear()
     backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
