@@ -126,6 +126,14 @@ def test_a_release_whose_parts_disagree_is_refused(released, change, tag, why):
         RELEASE(tag, released)
 
 
+def test_the_check_prints_the_notes_and_succeeds(monkeypatch, capsys):
+    tool = runpy.run_path(str(ROOT / "tools" / "release.py"))
+    monkeypatch.setitem(tool["main"].__globals__, "notes", "notes of {}".format)
+    monkeypatch.setattr(sys, "argv", ["release.py", "check", "v0.2.0"])
+    assert tool["main"]() == 0
+    assert capsys.readouterr().out == "notes of v0.2.0\n"
+
+
 def test_this_changelog_begins_with_this_version():
     """Then a release adds only its date."""
     text = (ROOT / "CHANGELOG.md").read_text()

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -178,7 +179,7 @@ def test_how_a_run_is_fed_and_watched_does_not_name_it():
         assert train.what_decides(tiny_pretraining.config(**change)) != named
 
 
-def test_the_origin_of_a_checkpoint_is_told():
+def test_the_origin_of_a_checkpoint_is_told(monkeypatch):
     config = tiny_pretraining.config(expected=("lorac:1:lorac:resnet50:200",))
     found = SimpleNamespace(
         paths=("a", "b", "c"), labels=(0, 1, 1), classes=("x", "y"), array=no_image
@@ -199,7 +200,10 @@ def test_the_origin_of_a_checkpoint_is_told():
     assert len(fingerprint) == 12 and int(fingerprint, 16)
     assert about["versions"]["torch"] == torch.__version__
     assert about["versions"].keys() == {"backbench", "torch", "torchvision", "python"}
-    assert about["device"]
+    assert about["device"] == platform.machine()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"H200 {device}")
+    on_gpu = train.provenance(config, listed(**vars(found)), 4, torch.device("cuda:1"))
+    assert on_gpu["device"] == "H200 cuda:1"
 
 
 def no_image(index):

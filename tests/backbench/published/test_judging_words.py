@@ -6,6 +6,7 @@ import pytest
 from support.records import a_result
 
 from backbench.board.board import Board, Cell, Column, Measurement, Row, fill
+from backbench.errors import BadInput
 from backbench.published import claims, judge, judging_rules, published
 from backbench.published.claims import Claim
 from backbench.published.judge import Judged, ListVerdict, compare
@@ -242,6 +243,15 @@ def test_a_printed_spread_widens_the_tolerance_as_trials_and_trainings_vary():
         found = judging_rules.tolerance(score, trainings)
         assert found == pytest.approx(max(1.5, by_trials), abs=0.006)
     assert judging_rules.tolerance(score) == judging_rules.tolerance(score, 1)
+
+
+def test_a_page_number_is_of_a_known_task_and_a_shipped_protocol():
+    about = {"dataset": "digits", "metric": "top1", "value": 71.0, "source": "page"}
+    PrintedBeside(task="linear", protocol="linear_demo", **about)
+    with pytest.raises(ValueError, match=r"task 'liner'.*did you mean 'linear'"):
+        PrintedBeside(task="liner", protocol="linear_demo", **about)
+    with pytest.raises(BadInput, match="linear_dem"):
+        PrintedBeside(task="linear", protocol="linear_dem", **about)
 
 
 def test_a_page_number_without_a_tolerance_is_unlike():

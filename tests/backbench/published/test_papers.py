@@ -453,6 +453,15 @@ def test_what_the_released_code_trains_stands_beside_the_table(tmp_path, capsys)
     assert "33 numbers: 21 quoted, 12 missing" in out
 
 
+@pytest.mark.parametrize(("item", "points"), [("jcl:fig.3", 2), ("arb:1", None)])
+def test_a_figure_without_numbers_says_how_many_points_it_has(item, points, capsys):
+    assert main(["paper", item]) == 0
+    said = re.findall(
+        r"^  no number is printed; (\d+) points$", capsys.readouterr().out, re.M
+    )
+    assert said == ([] if points is None else [str(points)])
+
+
 APART = "530 judgeable (of them 108 on a lost L, 86 on a training that explodes)"
 
 
