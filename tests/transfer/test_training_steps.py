@@ -16,6 +16,7 @@ from backbench.images.image_list import ImageList
 from backbench.runs import price
 from backbench.runs.state import StopFlag, load_state
 from backbench.transfer.devices import Machine
+from backbench.transfer.features import batches
 from backbench.transfer.features.batches import (
     CropFlip,
     Pictures,
@@ -672,3 +673,14 @@ def test_a_row_says_its_rate_and_what_chose_it(caplog):
     names = ["1 wd 0", "1 wd 0.5", "10 wd 0", "10 wd 0.5"]
     assert chosen["scores"] == dict(zip(names, [1.0, 2.0, 3.0, 4.0]))
     assert (chosen["trained_on"], chosen["at_edge"]) == ("train", True)
+
+
+def test_pixels_are_pinned_for_a_gpu_alone(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        batches.loading, "batches", lambda *_, **how: asked.append(how["pin"]) or []
+    )
+    for device in ("cpu", "cuda"):
+        machine = Machine(torch.device(device), rank=0, world=1, workers=0)
+        assert list(batches.loader(None, [], machine=machine)) == []
+    assert asked == [False, True]
