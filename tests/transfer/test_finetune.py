@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import train_network
 from support.interruptions import kill, terminate, until_done
+from support.layouts import trunk_file
 from support.records import rows_of
 from support.slurm_cluster import free_ports
 
@@ -234,7 +235,8 @@ def test_hold_out_is_refitted_on_the_whole_list(trees, trunk, tmp_path):
 
 
 @pytest.mark.slow
-def test_finetune_verb_learns(trees, trunk, tmp_path, monkeypatch):
+def test_finetune_verb_learns(trees, tmp_path, monkeypatch):
+    trunk = trunk_file(tmp_path / "trunk.safetensors", arch="resnet18")
     root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
     parts = {"100": {"length": {"iterations": 12}, "head_over_trunk": 1}}
     changes = {"parts": parts, "batch_size": 8}
