@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.layouts import trunk_file
 from support.weather import command, warm
 
 from backbench.runs.folder import CHECKPOINT_FILE
@@ -64,7 +65,9 @@ def stopped(runs, argv, out, cache):
 @pytest.mark.parametrize(
     "verb", ["pretrain", "linear", "finetune", "semisup", "analyze", "detect"]
 )
-def test_images_swapped_after_a_stop(verb, tiny_root, trunk, tmp_path):
+def test_images_swapped_after_a_stop(verb, tiny_root, tmp_path):
+    # A detector has a config for the whole ResNet-18
+    trunk = trunk_file(tmp_path / "trunk.safetensors", arch="resnet18")
     root = shutil.copytree(tiny_root, tmp_path / "data")
     split = "test" if verb == "analyze" else "train"
     before = noise(root, 1, split)

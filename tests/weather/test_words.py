@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from support.layouts import class_folder, trunk_file
+from support.layouts import class_folder
 from support.records import a_result
 
 from backbench.cli import program
@@ -415,8 +415,7 @@ def test_a_grid_whose_data_are_elsewhere(shapes, tmp_path, said, caplog):
     assert "cifar-10-batches-py is missing" in told[1]
 
 
-def test_no_epochs_are_known_epochs(tmp_path, said):
-    trunk = trunk_file(tmp_path / "trunk.safetensors", arch="resnet18")
+def test_no_epochs_are_known_epochs(tmp_path, said, trunk):
     torch.save(Checkpoint.load(trunk).state_dict, tmp_path / "weights.pt")
     words = ["import", tmp_path / "weights.pt", "--out", tmp_path / "x.safetensors"]
     status, line, out = said(*words, "--epochs", "0")
