@@ -105,7 +105,8 @@ def on_slurm(root: Path, jobs: int) -> None:
         json.dumps({"name": "loop", "kind": "slurm", "max_array": 1000, **held})
     )
     out = ("--out", str(runs))
-    run = ("run", str(grid), "--cluster", str(cluster), *out)
+    # What the jobs read is not here, as nothing runs
+    run = ("run", str(grid), "--cluster", str(cluster), "--data-later", *out)
 
     def submit_singly() -> None:
         for _ in range(20):
@@ -126,12 +127,12 @@ def on_slurm(root: Path, jobs: int) -> None:
     print_ratios(f"{jobs} Slurm jobs", found)
 
 
-def launch(*words: str) -> None:
+def launch(action: str, *words: str) -> None:
     with (
         contextlib.redirect_stdout(io.StringIO()) as said,
         contextlib.redirect_stderr(said),
     ):
-        code = program.main(["launch", "-q", *words])
+        code = program.main(["launch", action, "-q", *words])
     assert code == 0, said.getvalue()[-500:]
 
 

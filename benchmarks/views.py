@@ -186,7 +186,7 @@ def data_check(count: int) -> None:
         files = list(Path(folder).rglob("*.jpg"))
         found = catalog.load("mine", Path(folder))
         with contextlib.redirect_stdout(io.StringIO()):
-            check = partial(list_data._content_problems, "mine", found)
+            check = partial(list_data._content_problems, "mine", found, {})
             taken = least({"decoding": decode, "ours": check}, 7)
     limit = {"limit, 1.3 times PIL's decoding": 1.3 * taken["decoding"]}
     print_ratios("data check", limit | {"ours": taken["ours"]}, count)

@@ -1,7 +1,9 @@
 """benchmarks/compare.py: what it prints and keeps, what it refuses, and the page that it makes."""
 
 import csv
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,3 +76,15 @@ def test_what_cannot_be_measured_or_kept_is_refused(compare, capsys, words, said
     with pytest.raises(SystemExit, match="2"):
         compare.run(*words)
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["losses", "probe", "views", "step", "launcher"])
+def test_every_work_runs(name):
+    """A benchmark calls what no user does, and nothing else would tell that it has gone."""
+    command = [sys.executable, HOME / "benchmarks" / "compare.py", name, "--quick"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    no_slurm = "not measured, no Slurm here" in done.stdout
+    assert no_slurm or re.search(r"^  .+ +\d+\.\d+x$", done.stdout, re.MULTILINE)
