@@ -405,7 +405,8 @@ def children(pid):
     """The processes that `pid` has forked."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(child) for child in task.read_text().split()]
+        with contextlib.suppress(OSError):  # a thread ends while its list is read
+            found += [int(child) for child in task.read_text().split()]
     return found
 
 
