@@ -92,10 +92,10 @@ class TorchvisionEngine(DetectionEngine):
 
     def build(self) -> Detector:
         # A fresh trunk is drawn before the heads, as it always was: a seed keeps their weights.
-        given = self.checkpoint
-        trunk = given.family.build(given.arch, given.stem, given.reading)
-        trunk.load_state_dict(dict(given.state_dict), strict=True)
-        return Detector(self.cfg, trunk, self.checkpoint.pixels).to(self.device)
+        point = self.checkpoint
+        trunk = point.family.build(point.arch, point.stem, point.reading)
+        trunk.load_state_dict(dict(point.state_dict), strict=True)
+        return Detector(self.cfg, trunk, point.pixels).to(self.device)
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         return backbones.optimizer(self.model, self.model.backbone.body, self.cfg)

@@ -188,7 +188,9 @@ def _show(explained: Sequence[Explained]) -> None:
 def _cut(name: str) -> str:
     """Cut a name to what fits above a column."""
     most = _WIDTH - 2
-    return printable.shown(name if len(name) <= most else f"{name[: most - 3]}...")
+    if len(name) > most:
+        name = f"{name[: most - 3]}..."
+    return printable.shown(name)
 
 
 def _title(table: _Table, tables: Sequence[_Table]) -> str:

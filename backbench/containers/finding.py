@@ -88,6 +88,19 @@ class Listing:
     def _lower(self) -> list[str]:
         return [name.lower() for name in self.names]
 
+    @property
+    def _subfolders(self) -> list[str]:
+        """The folders that are not passed over, sorted."""
+        return sorted(name for name in self.folders if not passed_over(name))
+
+    def split_folder(self, split: str) -> Path:
+        """Return the folder of a split, however it is spelled; BASE/<split> where there is none."""
+        exact = self.base / split
+        if exact.is_dir():
+            return exact
+        among = splits_among(self._subfolders, self.base)
+        return self.base / among.get(split, split)
+
     def files_of(self, split: str) -> Iterator[tuple[str, str, list[Path]]]:
         """Yield (kind, pattern, files) for each pattern that matches files of a split."""
         for word in SPLIT_WORDS.get(split, (split,)):
@@ -123,7 +136,7 @@ class Listing:
         """The container of the whole dataset: BASE.zip, BASE.tar, or files alone in BASE."""
         base = self.base
         divided = any(any(self.files_of(split)) for split in SPLIT_WORDS)
-        if divided or not all(map(passed_over, self.folders)):
+        if divided or self._subfolders:
             return None
         found: list[Container] = []
         for kind, endings in ENDINGS.items():
@@ -163,7 +176,7 @@ def _find(listing: Listing, split: str) -> Container | None:
     for kind, pattern, files in listing.files_of(split):
         if files not in [others for _, _, others in found]:
             found.append((kind, pattern, files))
-    folder = _split_folder(listing, split)
+    folder = listing.split_folder(split)
     if folder.is_dir() and subfolders(folder):
         # A class folder wins over the archives that it was unpacked from
         for _, pattern, files in found:
@@ -208,17 +221,7 @@ def split_folders(base: Path, beside: Iterable[str] = ()) -> dict[str, Path]:
 
 def split_folder(base: Path, split: str) -> Path:
     """Return the folder of a split, however it is spelled; BASE/<split> where there is none."""
-    exact = base / split
-    return exact if exact.is_dir() else _split_folder(Listing(base), split)
-
-
-def _split_folder(listing: Listing, split: str) -> Path:
-    exact = listing.base / split
-    if exact.is_dir():
-        return exact
-    folders = [name for name in listing.folders if not passed_over(name)]
-    spelled = splits_among(sorted(folders), listing.base).get(split, split)
-    return listing.base / spelled
+    return Listing(base).split_folder(split)
 
 
 def whole(base: Path) -> Container | None:

@@ -7,24 +7,25 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-# What initialises a tensor in place: each function of torch.nn.init, and what timm's own are made of
-_INITIALISERS = {
+_OF_TORCH = {
     function
     for name, function in vars(nn.init).items()
     if name.endswith("_") and not name.startswith("_")
 }
-_IN_PLACE = (
-    "normal_",
-    "uniform_",
-    "erfinv_",
-    "mul_",
-    "div_",
-    "add_",
-    "clamp_",
-    "zero_",
-    "fill_",
-)
-_INITIALISERS |= {getattr(torch.Tensor, name) for name in _IN_PLACE}
+# What timm's own initialisers are made of
+_OF_TENSORS = {
+    torch.Tensor.normal_,
+    torch.Tensor.uniform_,
+    torch.Tensor.erfinv_,
+    torch.Tensor.mul_,
+    torch.Tensor.div_,
+    torch.Tensor.add_,
+    torch.Tensor.clamp_,
+    torch.Tensor.zero_,
+    torch.Tensor.fill_,
+}
+# These write into a tensor in place, and return it
+_INITIALISERS = _OF_TORCH | _OF_TENSORS
 
 
 class Undrawn(TorchFunctionMode):

@@ -135,8 +135,9 @@ def files_in(folder: Path, *suffixes: str) -> list[Path]:
         return []
     # A Path is made of few of them: there may be a million images beside
     with os.scandir(folder) as entries:
-        named = [e.name for e in entries if e.name.lower().endswith(suffixes)]
-    files = [folder / name for name in sorted(named) if not name.startswith(".")]
+        names = [entry.name for entry in entries]
+    matches = [name for name in names if name.lower().endswith(suffixes)]
+    files = [folder / name for name in sorted(matches) if not name.startswith(".")]
     return [file for file in files if file.is_file()]
 
 
