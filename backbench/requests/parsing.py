@@ -6,22 +6,31 @@ import argparse
 import dataclasses
 import functools
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from backbench.errors import EXIT_BAD_INPUT
+from backbench.requests import hints
 from backbench.requests.every import GROUPS, REQUESTS
 from backbench.requests.options import Request, declare, made, spellings
 
 SHELLS = ("bash", "zsh", "fish")
 CHANGE = re.compile(r"[a-z_][\w.]*=")  # the beginning of k=5,20
+LIKE_A_FLAG = re.compile(r"--?[A-Za-z]")
 
 
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are one line."""
 
     request: type[Request] | None = None  # that its words become
+    words: tuple[str, ...] = ()  # that it was given
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse `args`, and keep them for what an error says."""
+        self.words = tuple(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
 
     def format_help(self) -> str:
         """Write the help, with what the request adds below it."""
@@ -30,7 +39,37 @@ class Parser(argparse.ArgumentParser):
         return f"{text}\n{more}\n" if more else text
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+        told = [f"{self.prog}: {message}", *self._hints(), f"see {self.prog} --help"]
+        self.exit(EXIT_BAD_INPUT, "; ".join(told) + "\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a word that is none of the choices; of a verb, say what may be meant."""
+        if action.dest == "verb" and value not in (action.choices or ()):
+            meant = hints.for_verb(str(value), tuple(action.choices or ()))
+            if meant:
+                raise argparse.ArgumentError(None, f"{value}: no such verb; {meant}")
+        super()._check_value(action, value)
+
+    def _hints(self) -> list[str]:
+        """Say what may be meant by the options that this parser does not have."""
+        if self.request is None:
+            return []
+        known = self._option_string_actions
+        bare = {one.field.name for one in spellings(self.request) if one.flag is None}
+        found = []
+        for word in self.words:
+            flag = word.partition("=")[0]
+            if not LIKE_A_FLAG.match(flag) or flag in known:
+                continue
+            meant = hints.for_option(
+                word,
+                flags=[each for each in known if each.startswith("--")],
+                bare=bare,
+                changes="overrides" in bare,
+            )
+            if meant and meant not in found:
+                found.append(meant)
+        return found
 
 
 class VersionAsked(Exception):
@@ -122,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
         )
         declare(child, request)
         child.request = request
-        child.set_defaults(request=request)
+        child.set_defaults(request=request, asked=child)
     return top
 
 
@@ -152,7 +191,9 @@ def invocation(argv: Sequence[str]) -> Invocation:
         changed["checkpoints"] = tuple(w for w in words if w not in changes)
         changed["overrides"] = tuple(map(str, changes))
         if not changed["checkpoints"]:
-            top.error(f"{changes[0]} is no checkpoint; name one before --protocol")
+            args.asked.error(
+                f"{changes[0]} is no checkpoint; name one before --protocol"
+            )
     # argparse takes words without a flag in one place only, before the options or after them; here
     # both will do
     flags = [word for word in rest if word.startswith("-")]
@@ -162,7 +203,7 @@ def invocation(argv: Sequence[str]) -> Invocation:
         before = changed.get("overrides", request.overrides)
         changed["overrides"] = (*before, *rest)
     elif rest:
-        top.error(f"unrecognized arguments: {' '.join(rest)}")
+        args.asked.error(f"unrecognized arguments: {' '.join(rest)}")
     return Invocation(
         request=dataclasses.replace(request, **changed),
         verbosity=-1 if args.quiet else args.verbosity,

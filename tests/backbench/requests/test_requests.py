@@ -154,21 +154,89 @@ def refusal(capsys, *words):
 
 def test_words_that_a_verb_does_not_know_are_named(capsys):
     line = ("linear", "x.pth", "--datasets", "d", "--data", "r", "--out", "o")
-    see = "; see backbench --help\n"
+    see = "; see backbench linear --help\n"
     said = refusal(capsys, *line, "k=5", "--k", "5")
-    assert said == f"backbench: unrecognized arguments: k=5 --k 5{see}"
+    key = "--k is a key here: k=VALUE"
+    assert said == f"backbench linear: unrecognized arguments: k=5 --k 5; {key}{see}"
     # A change is key=value, all of them
     said = refusal(capsys, *line, "y", "k=5", "z")
-    assert said == f"backbench: unrecognized arguments: y k=5 z{see}"
+    assert said == f"backbench linear: unrecognized arguments: y k=5 z{see}"
     said = refusal(capsys, "rank", "x.csv", "y.csv")
-    assert said == f"backbench: unrecognized arguments: y.csv{see}"
+    assert said == (
+        "backbench rank: unrecognized arguments: y.csv; see backbench rank --help\n"
+    )
     said = refusal(capsys, "linear", "--protocol", "knn", "k=5", *line[2:])
-    assert said == f"backbench: k=5 is no checkpoint; name one before --protocol{see}"
+    assert said == (
+        f"backbench linear: k=5 is no checkpoint; name one before --protocol{see}"
+    )
     said = refusal(capsys, "linear", "x.pth", "--data", "r", "--out", "o")
     assert said == (
         "backbench linear: the following arguments are required: --datasets;"
         " see backbench linear --help\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("evaluate x --data d --output o", "--output is --out here"),
+        ("evaluate x --data d --out o --device cuda", "--device is --accelerator here"),
+        ("evaluate x --data d --out o --gpu", "--gpu is --accelerator cuda here"),
+        ("evaluate x --data d --out o --num_workers=4", "--num_workers is --workers"),
+        ("evaluate x --data d --out o -j 4", "-j is --workers here"),
+        ("evaluate x --data d --out o --Seed 1", "--Seed: did you mean --seed?"),
+        (
+            "evaluate --checkpoint x --data d --out o",
+            "a MODEL stands without --checkpoint before it",
+        ),
+        (
+            "evaluate x --data d --out o --batch-size 64",
+            "`backbench linear MODEL --protocol NAME batch_size=VALUE`",
+        ),
+        ("linear x --datasets d --data r --out o --lr=0.1", "a key here: lr=0.1"),
+        (
+            "linear x --dataset d --data r --out o",
+            "--dataset: did you mean --datasets?",
+        ),
+        ("finetune x --datasets d --data r --out o", "did you mean --dataset?"),
+        ("data check d --root r", "--root is --data here"),
+    ],
+)
+def test_another_programs_option_is_told_by_its_name_here(capsys, line, hint):
+    said = refusal(capsys, *line.split())
+    assert hint in said and len(said.splitlines()) == 1
+    assert said.startswith(f"backbench {line.split()[0]}")
+    assert said.endswith(" --help\n")
+
+
+def test_nothing_is_guessed_for_an_option_that_is_near_to_none(capsys):
+    said = refusal(capsys, "leaderboard", "runs", "--model", "x", "--seed=-1")
+    assert said == (
+        "backbench leaderboard: unrecognized arguments: --model x --seed=-1;"
+        " see backbench leaderboard --help\n"
+    )
+    # The value of an option is none
+    said = refusal(capsys, "evaluate", "x", "--data", "d", "--seed", "-1")
+    assert said == (
+        "backbench evaluate: the following arguments are required: --out;"
+        " see backbench evaluate --help\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("knn", "it is a task: `backbench evaluate MODEL knn --data FOLDER"),
+        ("logreg", "it is a task: `backbench evaluate MODEL logreg --data FOLDER"),
+        ("convert", "did you mean `backbench import` or `backbench export`?"),
+        ("Evaluate", "did you mean `backbench evaluate`?"),
+        ("lienar", "did you mean `backbench linear`?"),
+        ("xyzzy", "invalid choice: 'xyzzy' (choose from 'demo', "),
+    ],
+)
+def test_a_word_that_is_no_verb_is_told_what_it_is(capsys, word, hint):
+    said = refusal(capsys, word, "x.pth")
+    assert hint in said and len(said.splitlines()) == 1
 
 
 def test_a_file_may_be_called_like_a_change(tmp_path, monkeypatch):
