@@ -228,14 +228,21 @@ class _Ranks:
         # 1. How values move with the images matters only if there are few datasets.
         noise = None
         trainings = None
+        images = None
         few = by_images or len(set(datasets)) < FEWEST
         if few and len(rows) <= column_comparisons.MOST_BY_IMAGES:
             noise, runs = self._noise_and_runs(rows, columns)
             noises = [noise_of(board, column) for column in columns]
             trainings = column_comparisons.Trainings(noises, runs)
+            images = np.array([self._images_of(rows, column) for column in columns])
         # 2. The best rank first. A rank of few columns says little, so such rows come last.
         ranking = rank_intervals.ranking(
-            values, datasets, noise, trainings, by_images=by_images
+            values,
+            datasets,
+            noise,
+            trainings,
+            by_images=by_images,
+            images=images,
         )
         in_few = (~np.isnan(values)).sum(axis=1) < FEW * len(columns)
         order = sorted(
@@ -298,6 +305,17 @@ class _Ranks:
                     moved = resamples.moved(kept, column.metric)
             self._moved[key] = moved
         return self._moved[key]
+
+    def _images_of(self, rows: Sequence[Row], column: Column) -> float:
+        """Return the number of a column's test images; nan if no row kept what tells it."""
+        from backbench.verify import resamples
+
+        for row in rows:
+            cell = self.board.cell(row, column)
+            if cell is not None and self._resampled(row, column) is not None:
+                kept = list(predictions(cell).values())
+                return resamples.images_of(kept, column.metric)
+        return np.nan
 
     def _noise_and_runs(
         self, rows: Sequence[Row], columns: Sequence[Column]

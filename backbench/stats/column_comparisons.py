@@ -34,6 +34,14 @@ class Trainings(NamedTuple):
     runs: np.ndarray  # (rows, columns): how many trainings a value is the mean of
 
 
+class ColumnImages(NamedTuple):
+    """The test images behind the columns of a table."""
+
+    datasets: np.ndarray  # (columns,): the number of each column's dataset
+    # (columns,): of how many images a value, in percent, is the mean
+    counts: np.ndarray
+
+
 class ComparedPairs(NamedTuple):
     """The tests of all pairs of rows. `above[a, b]` is True if a is better than b by test."""
 
@@ -50,6 +58,7 @@ def compared_pairs(
     trainings: Trainings | None = None,
     *,
     by_images: bool = False,
+    images: np.ndarray | None = None,
 ) -> ComparedPairs:
     """Test all pairs of rows. The arguments are those of rank_intervals.ranking."""
     from scipy.special import stdtr
@@ -81,7 +90,10 @@ def compared_pairs(
                 noises = list(itertools.compress(trainings.noises, used))
                 counted = Trainings(noises, trainings.runs[:, used])
             moved = noise[:, used] / scales[None, :, None]
-            mean, variance, df = _over_images(scaled, scales, moved, counted)
+            lists = None
+            if images is not None:
+                lists = ColumnImages(of_name, images[used])
+            mean, variance, df = _over_images(scaled, scales, moved, counted, lists)
         known = variance > 0
         t = np.abs(mean)[known] / np.sqrt(variance[known])
         p = np.ones(len(first))
@@ -162,6 +174,7 @@ def _over_images(
     scales: np.ndarray,
     moved: np.ndarray,
     trainings: Trainings | None,
+    lists: ColumnImages | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return each pair's mean difference over the columns that can be tested, its variance, and the
     degrees of freedom of that (pairs,); nan where no column can be.
@@ -181,17 +194,25 @@ def _over_images(
             continue
         mean[n] = (scaled[a, both] - scaled[b, both]).mean()
         variance[n] = (moved[a, both] - moved[b, both]).mean(0).var(ddof=1)
-        if trainings is None:
-            continue
-        # A column's noise s^2 adds s^2 (1/k_a + 1/k_b) to the variance of its difference of means
-        # over k_a and k_b trainings. The mean over the shared columns divides the difference by the
-        # column's unit and by the number of columns, so its variance by their squares
-        of_runs = (1 / trainings.runs[a] + 1 / trainings.runs[b])[both]
-        weights = of_runs / (scales[both] * both.sum()) ** 2
-        estimated = []  # (the part of the variance that seeds estimated, its degrees of freedom)
-        for noise, weight in zip(itertools.compress(trainings.noises, both), weights):
-            variance[n] += noise.excess * weight
-            estimated.append((noise.seeds * weight, noise.df))
+        estimated = []  # (a part of the variance, the degrees of freedom of its estimate)
+        # The mean over the shared columns divides a difference by the column's unit and by the
+        # number of columns
+        parts = scales[both] * both.sum()
+        if lists is not None:
+            variance[n] += _of_imagined(
+                100 / lists.counts[both] / parts, lists.datasets[both]
+            )
+            estimated.append((variance[n], max(lists.counts[both].min() - 1, 1)))
+        if trainings is not None:
+            # A column's noise s^2 adds s^2 (1/k_a + 1/k_b) to the variance of its difference of
+            # means over k_a and k_b trainings
+            of_runs = (1 / trainings.runs[a] + 1 / trainings.runs[b])[both]
+            weights = of_runs / parts**2
+            for noise, weight in zip(
+                itertools.compress(trainings.noises, both), weights
+            ):
+                variance[n] += noise.excess * weight
+                estimated.append((noise.seeds * weight, noise.df))
         if variance[n] > 0:
             spread = sum(
                 poorly_known(min(part / variance[n], 1.0), known)
@@ -199,3 +220,13 @@ def _over_images(
             )
             df[n] = 1 / spread if spread else np.inf
     return mean, variance, df
+
+
+def _of_imagined(steps: np.ndarray, datasets: np.ndarray) -> float:
+    """Return the variance that one imagined image of each dataset adds, half won and half lost.
+
+    Without it, as without half a count in paired_differences.of_images, few images look surer than
+    they are: 3 of 9 that one row alone gets right would tell two rows apart. `steps` (columns,) say
+    how far an image moves the mean difference; a dataset's columns are moved together."""
+    together = np.bincount(datasets, steps)
+    return float((together**2).sum())

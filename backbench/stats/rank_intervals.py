@@ -59,15 +59,19 @@ def ranking(
     trainings: Trainings | None = None,
     *,
     by_images: bool = False,
+    images: np.ndarray | None = None,
 ) -> Ranking:
     """Rank the rows of `values` (rows, columns): higher is better, nan is missing.
 
     `datasets` names each column's dataset. `noise` (rows, columns, resamples) is how values move on
     resamples of the test images, which are the same for all columns of a dataset; nan without
-    predictions. `trainings` are those behind the values, None if nothing was trained. With
-    `by_images`, pairs are compared over other images alone, however many columns there are."""
+    predictions. `images` (columns,) says of how many test images each column's values are means.
+    `trainings` are those behind the values, None if nothing was trained. With `by_images`, pairs
+    are compared over other images alone, however many columns there are."""
     values = np.asarray(values, float)
-    compared = compared_pairs(values, datasets, noise, trainings, by_images=by_images)
+    compared = compared_pairs(
+        values, datasets, noise, trainings, by_images=by_images, images=images
+    )
     places = _places(values, _strengths(*_wins(values)), compared.above)
     return Ranking(
         places, compared.over, compared.units, compared.above, compared.tested

@@ -67,6 +67,19 @@ def weights(x: Arrays, metric: str) -> np.ndarray:
     return confidence.weights(per_image.shape[-1], classes_of(x, metric))
 
 
+def images_of(files: Sequence[Path], metric: str) -> float:
+    """Return of how many test images the value of these files is the mean; nan if they do not tell.
+
+    Of a mean of class means it is the number of images that would count as much each, in the root
+    mean square."""
+    kept = load(files[0]) if files else None
+    if kept is None:
+        return np.nan
+    if f"bootstrap_{metric}" in kept:
+        return float(kept["images"]) if "images" in kept else np.nan
+    return float((weights(kept, metric) ** 2).mean() ** -0.5)
+
+
 @functools.lru_cache(maxsize=4)
 def _image_counts(manifest: str, images: int) -> np.ndarray:
     """Return the resamples of one test list, kept for the columns that share it."""

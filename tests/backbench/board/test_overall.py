@@ -75,6 +75,18 @@ def test_equals_are_said_to_be(tmp_path):
     assert sets[0].standing.over == "images" and sets[0].standing.tested
 
 
+def test_nobody_leads_by_a_few_images(tmp_path, monkeypatch):
+    """Of nine test images one trunk gets six right, and the other three of those."""
+    monkeypatch.setattr(small_boards, "IMAGES", 9)
+    knn = boards.DEMO[1]
+    board = small_boards.board_of(
+        tmp_path, {"a": {knn: 100 * 6 / 9}, "b": {knn: 100 * 3 / 9}}
+    )
+    (of,) = overall(board)
+    assert of.standing.tested and not of.is_decided
+    assert answer(board, [of]).startswith("No clear winner: a and b cannot be told")
+
+
 def test_sets_have_one_main_column_for_each_setting(runs, tmp_path):
     """Another protocol has fewer numbers; one of the twelve was measured on another list, too."""
     others = [(*boards.PAPER[2][:3], "linear-other-v1", None), boards.PAPER[3]]

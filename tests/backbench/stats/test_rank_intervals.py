@@ -12,7 +12,9 @@ from backbench.stats import (
     rank_intervals,
     resampling,
 )
+from backbench.stats.paired_differences import of_images
 from backbench.stats.training_noise import NOTHING_TRAINED, TrainingNoise
+from backbench.verify import resamples
 from benchmarks import ranks as simulated
 
 NAN = np.nan
@@ -310,3 +312,58 @@ def test_six_datasets_are_enough_and_not_too_many_rows_are_resampled(monkeypatch
     many = np.arange(12.0).reshape(6, 2)
     assert of(many[:5], noise=moved[:5]).tested
     assert not of(many, noise=moved).tested
+
+
+def told_apart(won, lost, images, columns=1):
+    """Whether a row that is right alone on `won` images is above one that is right alone on
+    `lost`, both being right on every second one of the others."""
+    difference = np.repeat([1, -1, 0], [won, lost, images - won - lost])
+    both = (difference == 0) & (np.arange(images) % 2 == 0)
+    values = []
+    moved = []
+    for right in (both | (difference > 0), both | (difference < 0)):
+        kept = {"label": np.zeros(images, int), "manifest": np.array(str(images))}
+        kept["prediction"] = 1 - right.astype(int)
+        drawn = resamples.of_arrays(kept, "top1")
+        values.append([100 * right.mean()] * columns)
+        moved.append([drawn - drawn.mean()] * columns)
+    counts = np.full(columns, float(images))
+    found = of(values, datasets=["one"] * columns, noise=np.array(moved), images=counts)
+    assert found.tested
+    return bool(found.above[0, 1]), of_images(difference)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("images", [9, 15, 30])
+def test_few_images_tell_no_more_apart_than_their_paired_test(images, columns):
+    """Three images of nine that one row alone gets right are no evidence (p = 0.125); columns of
+    the same images add none."""
+    decided = 0
+    for lost in range(3):
+        for won in range(lost + 1, images - lost):
+            above, paired = told_apart(won, lost, images, columns)
+            decided += above
+            assert paired.p < 0.05 or not above, (won, lost)
+            # Nor much less: it is found where the paired test is sure
+            assert above or paired.p > 0.02, (won, lost)
+    assert decided
+
+
+def test_an_image_counts_in_the_unit_of_its_column():
+    """A gap of 10 points over 30 images is tested alike, whatever the columns' spreads are."""
+    scaled = np.array([[10.0, 1.0], [0.0, 0.0]])
+    still = np.zeros((2, 2, 300))
+    lists = column_comparisons.ColumnImages(np.array([0, 1]), np.array([50.0, 200.0]))
+    for scales in (np.array([1.0, 1.0]), np.array([4.0, 0.5])):
+        _, variance, df = column_comparisons._over_images(
+            scaled, scales, still, None, lists
+        )
+        # An image is 2 points of the one, half a point of the other, each over two columns
+        steps = np.array([2.0, 0.5]) / scales / 2
+        assert variance[0] == pytest.approx((steps**2).sum())
+        assert df[0] == pytest.approx(49, rel=0.05)
+    same = column_comparisons.ColumnImages(np.array([0, 0]), np.array([50.0, 50.0]))
+    _, variance, _ = column_comparisons._over_images(
+        scaled, np.ones(2), still, None, same
+    )
+    assert variance[0] == pytest.approx(2.0**2), "the same image moves both"
