@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from backbench.board import export, overall
 from backbench.board.board import (
@@ -146,7 +147,7 @@ def run(request: EvaluateRequest) -> Outcome:
     if tasks is None and results and boxed:
         tell_more_seeds(plan, next(iter(files)))
     elif tasks is None and results:
-        tell_what_is_next(plan, next(iter(files)), results)
+        tell_what_is_next(plan, next(iter(files)), results, size=request.size)
     print(f"table: {table}   page: {page}")
     return Outcome(document=results)
 
@@ -187,28 +188,35 @@ def print_table(board: Board) -> None:
 
 
 def tell_what_is_next(
-    plan: EvaluationPlan, file: Path, results: Sequence[Result]
+    plan: EvaluationPlan,
+    file: Path,
+    results: Sequence[Result],
+    *,
+    size: int | None = None,
 ) -> None:
-    """Print the commands of what was not measured: first what costs an hour at most."""
-    rates = []
-    for result in results:
-        if "images_per_second" in result.origin:
-            rates.append(result.origin["images_per_second"])
+    """Print the commands of what was not measured: first what costs an hour at most. `size` is that
+    of the images, where one was asked for."""
     dataset = plan.wanted[0].dataset
     images = images_of(plan, dataset)
     soon: list[str] = []
     later: list[str] = []
+    priced = False
     for task, recipe in OFFERED:
         if recipe and not wanted.is_own(dataset):
             continue
         next_task = WantedTask(task, dataset, recipe or TASKS[task].recipe)
+        if recipe and size is not None:
+            next_task = wanted.at_size(next_task, size)
         command = command_of(next_task, plan, file)
         passes = forward_passes(next_task, images)
-        if not rates:
-            later.append(f"{command}  (as {passes:,} images through the trunk)")
+        cost = f"as {passes:,} images through the trunk"
+        seconds_each = seconds_an_image(next_task, results)
+        if seconds_each is None:
+            later.append(f"{command}  ({cost})")
             continue
-        seconds = passes / min(rates)
-        cost = f"as {passes:,} images through the trunk, about {price.spelled(seconds)}"
+        priced = True
+        seconds = passes * seconds_each
+        cost += f", about {price.spelled(seconds)}"
         if seconds <= HOUR:
             soon.append(f"{command}  ({cost})")
         else:
@@ -219,8 +227,33 @@ def tell_what_is_next(
     if soon:
         print("Next, at most an hour each, for one model (by the speed just seen):")
         print("\n".join(f"  {line}" for line in soon))
-    print("What takes longer:")
+    if priced:
+        print("What takes longer:")
+    else:
+        print("Next (no time is known, as all features were kept from before):")
     print("\n".join(f"  {line}" for line in later))
+
+
+def seconds_an_image(
+    wanted_task: WantedTask, results: Sequence[Result]
+) -> float | None:
+    """Return how long an image takes through the slowest trunk of `results`, of the size that a task
+    reads; None if no result tells a speed."""
+    recipe = config.read_recipe(config.find_recipe(wanted_task.words[0], "transfer"))
+    geometry = recipe.get("geometry") or {}
+    slowest = None
+    for result in results:
+        speed = result.origin.get("images_per_second")
+        if not speed:
+            continue
+        seconds = 1 / speed
+        trunk: Any = result.provenance.get("trunk", {})
+        seen = trunk.get("side")
+        if "of" not in geometry and "crop" in geometry and seen:
+            # It reads images of a size of its own, and the price goes with the pixels
+            seconds *= (geometry["crop"] / seen) ** 2
+        slowest = max(seconds, slowest or 0.0)
+    return slowest
 
 
 def tell_more_seeds(plan: EvaluationPlan, file: Path) -> None:
@@ -244,13 +277,15 @@ def tell_more_seeds(plan: EvaluationPlan, file: Path) -> None:
 
 def command_of(wanted_task: WantedTask, plan: EvaluationPlan, file: Path) -> str:
     """Return the command that measures a task for the checkpoint `file`."""
+    recipe, *overrides = wanted_task.words
     request = measuring_request(
         TASKS[wanted_task.task].verb,
         [file],
         data=plan.root,
         out=file.parent / wanted_task.folder,
         dataset=wanted_task.dataset,
-        recipe=wanted_task.recipe,
+        recipe=recipe,
+        overrides=overrides,
         percent=TASKS[wanted_task.task].percent,
     )
     return shlex.join(["backbench", *request.argv()])
@@ -258,7 +293,7 @@ def command_of(wanted_task: WantedTask, plan: EvaluationPlan, file: Path) -> str
 
 def forward_passes(wanted_task: WantedTask, images: Splits) -> int:
     """Return the price of a task by its protocol, in images that pass forward through a trunk."""
-    recipe = config.read_recipe(config.find_recipe(wanted_task.recipe, "transfer"))
+    recipe = config.read_recipe(config.find_recipe(wanted_task.words[0], "transfer"))
     if wanted_task.task == "linear":
         if recipe["augment"] is None:  # features are computed once
             return sum(len(part) for _, part in images.items())

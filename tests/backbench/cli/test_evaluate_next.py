@@ -118,9 +118,32 @@ def test_without_a_speed_all_may_take_longer(plan, monkeypatch, capsys):
     offered(monkeypatch, {"linear": 1500, "semi_10pct": 20, "finetune": 10})
     evaluate.tell_what_is_next(plan, Path("out/checkpoint.safetensors"), rows(None))
     said = capsys.readouterr().out
-    assert "Next" not in said
+    assert said.startswith("Next (no time is known, as all features were kept")
+    assert "longer" not in said
     assert "(as 1,500 images through the trunk)" in said
     assert len(said.splitlines()) == 8
+
+
+def test_what_is_offered_is_read_and_priced_at_the_size_that_was_asked_for(
+    plan, monkeypatch, capsys
+):
+    """A speed at 32 pixels says little of 224; and who measures at 32 goes on at 32."""
+    offered(monkeypatch, {"linear": 3600, "semi_10pct": 360, "finetune": 3600})
+    seen = [
+        a_result(origin={"images_per_second": 10}, provenance={"trunk": {"side": 32}})
+    ]
+    evaluate.tell_what_is_next(plan, Path("out/checkpoint.safetensors"), seen, size=32)
+    soon, later = capsys.readouterr().out.split("What takes longer:\n")
+    lines = soon.splitlines()[1:]
+    assert len(lines) == 4
+    for line, minutes in zip(lines[:3], ("6 minutes", "36 seconds", "6 minutes")):
+        words = line.split()
+        request = parsing.parse(words[1 : words.index("(as")])
+        assert request.overrides == ("geometry.of=32",), line
+        assert minutes in line
+    # The papers' protocols read 224 pixels: 49 times as many
+    assert "geometry.of" not in lines[3] and "about 29 minutes" in lines[3]
+    assert later.count("about 4.9 hours") == 2 and "geometry.of" not in later
 
 
 def test_commands_that_are_offered_are_commands(plan, tmp_path, monkeypatch, capsys):
@@ -268,7 +291,8 @@ def test_an_evaluation_is_refused_told_measured_and_shown(steps, tmp_path, capsy
     ]
     assert steps[0] == ("tasks", None, 64)
     assert steps[1] == ("boxes", tmp_path, [KNN])
-    _, plan, file, results = steps[-1]
+    _, plan, file, results, size = steps[-1]
+    assert size == ("size", 64)
     assert file == tmp_path / "runs" / "checkpoint.safetensors" and file.exists()
     assert list(plan.given[1]) == [file]
     lists = tmp_path / "lists"
