@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import shlex
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,6 +118,8 @@ def _check(request: DataCheckRequest, problems: list[str]) -> int:
             f"--copies {request.copies}: is there already; name a file that is not"
         )
     own = name not in catalog.known() and name not in box_folders.NAMED_BY_CONFIGS
+    if own:
+        _refuse_path(name, root)
     if own and box_folders.looks_like_boxes(root / name):
         return _check_boxes(request, problems)
     dense = name in catalog.DATASETS and catalog.DATASETS[name].dense
@@ -233,13 +236,36 @@ def _record(found: Splits, beside: Path) -> Path:
     return file
 
 
+def _refuse_path(name: str, root: Path) -> None:
+    """Refuse the path of a dataset where its name is due, and its own folder as ROOT."""
+    if (root / name).exists() and "/" not in name.rstrip("/"):
+        return
+    folder = None
+    if Path(name).is_dir():
+        folder = Path(name)
+    elif root.is_dir() and root.absolute().name == name:
+        folder = root
+    if folder is None:
+        return
+    command = ["backbench", "data", "check", folder.absolute().name]
+    command += ["--data", str(folder.parent)]
+    raise BadInput(
+        f"{name}: a dataset is named by its folder below ROOT; write `{shlex.join(command)}`"
+    )
+
+
 def _ignored(base: Path) -> list[str]:
-    """Return a line per split with files that no evaluation looks at."""
+    """Return a line per split with files that no evaluation looks at; one line where there are no
+    splits."""
+    folders = {}
+    for split in catalog.splits_of(base):
+        if finding.find(base, split) is None:
+            folders[f"{split}: "] = finding.split_folder(base, split)
+    if not catalog.splits_of(base) and finding.whole(base) is None:
+        folders[""] = base
     out = []
-    for split in ("train", "val", "test"):
-        folder = finding.split_folder(base, split)
-        in_folder = folder.is_dir() and finding.find(base, split) is None
-        left = image_list.ignored(folder) if in_folder else []
+    for split, folder in folders.items():
+        left = image_list.ignored(folder)
         if left:
             kinds = Counter(
                 Path(name).suffix.lower() or "without a suffix" for name in left
@@ -248,7 +274,7 @@ def _ignored(base: Path) -> list[str]:
                 f"{count} {kind}" for kind, count in sorted(kinds.items())
             )
             out.append(
-                f"{split}: {len(left)} files are ignored ({counts}), {left[0]} first"
+                f"{split}{len(left)} files are ignored ({counts}), {left[0]} first"
             )
     return out
 

@@ -39,6 +39,7 @@ RECORD = "backbench-splits.json"
 # Notes that were logged: a process reads a dataset several times, and says once what was drawn
 _SAID: set[str] = set()
 SPLIT_FOLDERS = ("train", "val", "test")
+MOST_ABOVE = 5  # folders of one folder each that may stand above the classes
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 
 
@@ -56,14 +57,20 @@ def class_folder(name: str) -> Dataset:
         base = _class_folder_base(name, root)
         # 1. With splits of its own
         parts = {split: reading.read_split(base, split) for split in splits_of(base)}
+        if parts:
+            deeper = _deeper(parts["train"], base / "train")
         if "test" in parts:
             return splits.with_hold_out(
-                parts["train"], parts["test"], parts.get("val"), seed=seed
+                parts["train"],
+                parts["test"],
+                parts.get("val"),
+                seed=seed,
+                notes=deeper,
             )
         if parts:
             note = f"{base} has no test folder: val is scored, and a fifth of train chooses"
             return splits.with_hold_out(
-                parts["train"], parts["val"], seed=seed, notes=(note,)
+                parts["train"], parts["val"], seed=seed, notes=(note, *deeper)
             )
         # 2. Undivided, as folders or in one container
         container = finding.whole(base)
@@ -92,9 +99,10 @@ def class_folder(name: str) -> Dataset:
             f"{base} has no train and test folders: a fifth of each class ({len(test)} of"
             f" {len(everything)} images) is drawn for test, by sha256 of '0 <path>'"
         )
+        notes = (note, *_deeper(everything, base))
         train = everything.subset(rest)
         return splits.with_hold_out(
-            train, everything.subset(test), seed=seed, notes=(note,)
+            train, everything.subset(test), seed=seed, notes=notes
         )
 
     return Dataset(name=name, classes=None, sizes=(None, None, None), read=read)
@@ -107,6 +115,9 @@ def _unless_boxes(base: Path) -> Iterator[None]:
         yield
     except BadInput:
         box_folders.refuse(base)
+        if base.is_dir():
+            for name in subfolders(base):
+                box_folders.refuse(base / name)
         raise
 
 
@@ -204,8 +215,44 @@ def _instead_of_classes(base: Path, folders: list[str]) -> str:
     if pictures:
         return f"{len(pictures)} images lie in no class folder ({pictures[0]} first)"
     if folders:
-        return f"one class folder alone, '{folders[0]}'"
+        alone = f"one class folder alone, '{folders[0]}'"
+        below = _classes_below(base / folders[0])
+        return f"{alone}; did you mean {below}?" if below else alone
     return "no class folders in it"
+
+
+def _classes_below(folder: Path) -> Path | None:
+    """Return the folder of classes that `folder` is, or to which folders of one folder each lead."""
+    for _ in range(MOST_ABOVE):
+        if splits_of(folder):
+            return folder
+        inner = subfolders(folder)
+        if len(inner) > 1:
+            return folder if all_hold_images(folder) else None
+        if not inner:
+            return None
+        folder = folder / inner[0]
+    return None
+
+
+def _deeper(images: ImageList, base: Path) -> tuple[str, ...]:
+    """Ask whether the folders below the class folders are the classes, where no picture lies in a
+    class folder itself and there are more of them."""
+    below: set[tuple[str, str]] = set()
+    for path, label in zip(images.paths, images.labels):
+        folder, _, rest = path.partition("/")
+        inner, slash, _ = rest.partition("/")
+        # A table's paths need not begin with the class
+        if not slash or folder != images.classes[label]:
+            return ()
+        below.add((folder, inner))
+    if len(below) <= len(images.classes):
+        return ()
+    folder, inner = min(below)
+    return (
+        f"{base}: all pictures lie in folders below the class folders, as {folder}/{inner}, and are"
+        f" read as of class {folder}; if the {len(below)} folders below are the classes, move them up",
+    )
 
 
 def own_folders(root: Path) -> dict[str, str]:

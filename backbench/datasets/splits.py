@@ -265,7 +265,7 @@ def check(dataset: str, splits: Splits) -> None:
                     )
         if images.classes != splits.train.classes:
             raise BadInput(
-                f"{dataset}: {name} and train have different class lists"
+                f"{dataset}: {name} ({images.root}) and train have different class lists"
                 f" ({_difference(images.classes, name, splits.train.classes)});"
                 " give both the same classes"
             )

@@ -5,6 +5,19 @@ from backbench.runs.folder import METRICS_FILE, RESULTS_FILE, RUN_FILE
 from backbench.untrusted import printable
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# Pictures that no list takes: what a camera, a browser or a scanner writes
+OTHER_PICTURES = (
+    ".avif",
+    ".dng",
+    ".gif",
+    ".heic",
+    ".heif",
+    ".jfif",
+    ".jp2",
+    ".jxl",
+    ".svg",
+    ".tga",
+)
 # Folders that a system lays beside images: macOS, Synology, QNAP, Windows, ext4. Their names do not
 # begin with a dot, and what they hold (thumbnails, deleted images) was never meant to be learnt from
 SYSTEM_FOLDERS = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import os
 import stat
@@ -16,6 +17,7 @@ from backbench.errors import BadInput, no_folder
 from backbench.images.decoding import decode, decode_array, readable
 from backbench.images.file_names import (
     EXTENSIONS,
+    OTHER_PICTURES,
     is_image,
     passed_over,
     unusable_in,
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+# Warnings that were given: a process lists a folder several times
+_WARNED: set[str] = set()
 
 
 def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
@@ -318,12 +323,25 @@ def _images_of_classes(root: Path, classes: Sequence[str]) -> dict[str, list[str
     )
     walk = ClassWalk(root)
     found: dict[str, list[str]] = {name: [] for name in classes}
+    others = []  # pictures of another kind
     for name in classes:
-        found[name] = [file for file, image in walk.files(name) if image]
+        for file, image in walk.files(name):
+            if image:
+                found[name].append(file)
+            elif file.lower().endswith(OTHER_PICTURES):
+                others.append(file)
         progress.advance()
     for name, (file, image) in walk.linked_files():
         if image:
             found[name].append(file)
+    if others:
+        warning = (
+            f"{root}: {len(others)} pictures are passed over, {min(others)} first; a list takes"
+            f" {', '.join(EXTENSIONS)}: write them as one of these"
+        )
+        if warning not in _WARNED:
+            log.warning(warning)
+            _WARNED.add(warning)
     return found
 
 

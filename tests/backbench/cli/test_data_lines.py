@@ -10,10 +10,12 @@ import pytest
 from PIL import Image
 
 from backbench.cli import data, program
+from backbench.errors import BadInput
 from backbench.images.dense import DenseList
 from backbench.images.image_list import ImageList
 from backbench.images.multilabel import MultiLabelList
 from backbench.recipes import config
+from backbench.requests.data import DataCheckRequest
 
 
 def listed(paths, labels, classes):
@@ -48,6 +50,34 @@ def test_files_that_no_evaluation_looks_at_are_counted_by_kind(tmp_path):
     assert data._ignored(tmp_path) == [
         "train: 3 files are ignored (2 .txt, 1 without a suffix), a/n.TXT first",
         "test: 1 files are ignored (1 .csv), a/x.csv first",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "root", "written"),
+    [
+        ("some/my pets", "data", "'my pets' --data some"),
+        ("pictures", "data", "pictures --data ."),
+        ("pictures", "pictures", "pictures --data ."),
+    ],
+)
+def test_a_path_in_place_of_a_name_gets_the_command(
+    tmp_path, monkeypatch, name, root, written
+):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("some/my pets/cat", "pictures/cat"):
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(BadInput) as error:
+        data._check(DataCheckRequest(name=name, data=Path(root)), [])
+    assert f"`backbench data check {written}`" in str(error.value)
+
+
+def test_files_of_an_undivided_folder_are_counted_too(tmp_path):
+    for name in ("a/1.png", "a/2.heic", "b/1.png", "b/2.heic", "labels.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert data._ignored(tmp_path) == [
+        "3 files are ignored (1 .csv, 2 .heic), a/2.heic first"
     ]
 
 

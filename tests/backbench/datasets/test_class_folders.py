@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from backbench.datasets import catalog
+from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
 
 
@@ -101,6 +101,77 @@ def test_what_is_there_instead_of_classes_is_said(tmp_path, base, files, says):
         read(tmp_path)
     said = str(error.value)
     assert said.startswith(f"{base}: {says}") and said.endswith(EXPECTED.format(base))
+
+
+@pytest.mark.parametrize(
+    ("files", "below"),
+    [
+        (["a/b/0.png", "a/c/0.png"], "a"),
+        (["a/d/b/0.png", "a/d/c/0.png", "readme.md"], "a/d"),
+        (["a/train/b/0.png", "a/test/b/0.png"], None),  # told as a dataset, below
+        (["a/d/train/b/0.png", "a/d/test/b/0.png"], "a/d"),
+        (["a/b/0.png"], None),
+        (["a/b/0.png", "a/c/x.txt"], None),
+    ],
+)
+def test_of_a_folder_too_high_up_the_folder_of_classes_is_told(
+    tmp_path, base, files, below
+):
+    touch(base, *files)
+    with pytest.raises(BadInput) as error:
+        read(tmp_path)
+    meant = f"; did you mean {base / below}?" if below else None
+    assert ("did you mean" in str(error.value)) == bool(below)
+    assert below is None or f"'a'{meant}; expected" in str(error.value)
+
+
+def test_boxes_one_folder_down_are_told(tmp_path, base):
+    """As a clone of BCCD is: code beside the folder of boxes."""
+    touch(base, "code/x.py", "BCCD/JPEGImages/0.jpg", "BCCD/Annotations/0.xml")
+    with pytest.raises(BadInput) as error:
+        read(tmp_path)
+    assert str(error.value).startswith(f"{base / 'BCCD'}: holds boxes")
+
+
+@pytest.mark.parametrize("split", ["", "train/"])
+def test_pictures_below_the_classes_are_told(tmp_path, base, split):
+    """As in animal/dog/1.png beside animal/frog/1.png: a hierarchy, or a folder too high up."""
+    images(base / split, "animal/dog", "animal/frog", "vehicle/ship", per=4)
+    if split:
+        images(base / "test", "animal", "vehicle", per=1)
+    (said,) = [note for note in read(tmp_path).notes if "all pictures lie" in note]
+    where = base / split if split else base
+    assert said.startswith(f"{where}: all pictures lie in folders below the class")
+    assert "as animal/dog," in said and "if the 3 folders below are" in said
+    # A picture of a class itself, or one folder for each class, is a layout like any other
+    images(base / split, "animal", per=1)
+    assert not any("all pictures" in note for note in read(tmp_path).notes)
+
+
+def test_one_folder_below_each_class_is_not_told(tmp_path, base):
+    images(base, "dog/images", "frog/images", per=4)
+    assert not any("all pictures" in note for note in read(tmp_path).notes)
+
+
+def test_other_pictures_are_told_once(tmp_path, base, caplog):
+    images(base, "a", "b", per=4)
+    touch(base, "b/2.HEIC", "b/1.gif", "a/notes.txt", "a/.hidden.gif")
+    read(tmp_path)
+    read(tmp_path)
+    (said,) = [
+        r.getMessage() for r in caplog.records if "passed over" in r.getMessage()
+    ]
+    assert said.startswith(f"{base}: 2 pictures are passed over, b/1.gif first; a list")
+
+
+def test_a_val_that_is_scored_is_called_by_its_folder(tmp_path, base):
+    images(base / "train", "dog", "frog", per=4)
+    images(base / "val", "hund", "frosch", per=4)
+    with pytest.raises(BadInput) as error:
+        splits.check("own", read(tmp_path))
+    assert str(error.value).startswith(
+        f"own: test ({base / 'val'}) and train have different class lists"
+    )
 
 
 @pytest.mark.parametrize(
