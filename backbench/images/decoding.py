@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from backbench.errors import BadInput
+from backbench.images import MOST_PIXELS
 from backbench.runs import failures
 from backbench.untrusted import opening, printable
 
@@ -75,6 +76,10 @@ def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
         if type(error).__name__ == "UnidentifiedImageError":
             # Pillow's own text would name an object in memory
             said = f"no {', '.join(FORMATS)} that Pillow reads"
+        elif type(error).__name__ == "DecompressionBombError":
+            raise BadInput(
+                f"{shown}: has more than {MOST_PIXELS:,} pixels; write it smaller, or take it out"
+            ) from None
         else:
             said = " ".join(str(error).split())[:100]
         raise BadInput(

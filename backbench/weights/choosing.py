@@ -8,6 +8,7 @@ from backbench.weights import archs
 from backbench.weights.family import TrunkInFile, identical
 from backbench.weights.file_contents import IN_IMPORT, SAY_WHAT_IT_IS, FileContents
 from backbench.weights.tensor_names import first_names
+from backbench.weights.tensor_tables import holds_nameless
 
 # Networks of these authors take BGR pixels and have the stride in the 1x1 convolution. Neither shows
 # in the tensors.
@@ -33,6 +34,11 @@ def _chosen(contents: FileContents, encoder: str | None) -> TrunkInFile:
     if not contents.trunks:
         keys = contents.keys()
         if not keys:
+            if holds_nameless(contents.tree):
+                raise BadInput(
+                    "no trunk in it; its tensors have no names, by which a trunk is told: save"
+                    " model.state_dict() where it was trained"
+                )
             raise BadInput(
                 "no trunk in it; it holds no tensors: save model.state_dict() where it was trained"
             )

@@ -49,3 +49,11 @@ def tables_of(tree: Tree) -> Tables:
 
     walk(tree, "", 0)
     return out
+
+
+def holds_nameless(tree: Tree) -> bool:
+    """Return True if a file is a tensor, or a list of them, as `list(model.parameters())` is."""
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    inside = tree if isinstance(tree, list | tuple) else [tree]
+    return any(isinstance(one, Tensor) for one in inside)

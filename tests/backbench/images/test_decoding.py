@@ -171,3 +171,14 @@ def test_a_folder_or_a_long_file_is_no_image(tmp_path, monkeypatch):
     monkeypatch.setattr(decoding, "LARGEST", size - 1)
     with pytest.raises(BadInput, match=f"not readable \\({size} bytes, more than any"):
         decoding.decode(file)
+
+
+def test_an_image_of_too_many_pixels_is_not_called_corrupt(tmp_path):
+    """Copying it again would not help."""
+    file = tmp_path / "huge.png"
+    Image.new("1", (40_000, 5_000)).save(file)
+    with pytest.raises(BadInput) as error:
+        decoding.decode(file)
+    assert str(error.value) == (
+        f"{file}: has more than 178,956,970 pixels; write it smaller, or take it out"
+    )
