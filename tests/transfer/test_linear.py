@@ -574,7 +574,7 @@ def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, bad_inpu
     geometry = {"resize": 32, "crop": 32}
     recipe = {"kind": "knn", "protocol": "x-demo-v1", "geometry": geometry}
     file.write_text(json.dumps(recipe))
-    said = "k = 200 neighbours of 18 images; write --protocol knn k=5"
+    said = "k = 200 neighbours of 18 images; write k=5 behind the protocol"
     bad_input(main(command(root, [trunk], tmp_path / "run", file)), said)
     assert not (tmp_path / "run").exists()
 

@@ -250,14 +250,16 @@ def accepted(recipe, splits, *overrides):
 
 def test_as_many_neighbours_as_images_are_allowed():
     said = refused("knn", SPLITS, "k=5,24,25")
-    assert said == ("mine: k = 25 neighbours of 24 images; write --protocol knn k=5,24")
+    assert said == (
+        "mine: k = 25 neighbours of 24 images; write k=5,24 behind the protocol"
+    )
     accepted("knn", SPLITS, "k=24,5")
-    assert refused("knn", SPLITS, "k=25").endswith(" k=1")
+    assert refused("knn", SPLITS, "k=25").endswith("write k=1 behind the protocol")
     said = refused("loaders", SPLITS, "k=25")
-    assert said == "mine: k = 25 neighbours of 24 images; write --protocol loaders k=5"
+    assert said == "mine: k = 25 neighbours of 24 images; write k=5 behind the protocol"
     accepted("loaders", SPLITS, "k=24")
     few = dataclasses.replace(SPLITS, train=images([0, 1]), val=images([2]))
-    assert refused("loaders", few, "k=4").endswith(" k=3")
+    assert refused("loaders", few, "k=4").endswith("write k=3 behind the protocol")
 
 
 def test_as_many_labels_as_the_rarest_class_has_are_allowed():

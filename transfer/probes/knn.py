@@ -37,7 +37,7 @@ def refuse(p: Knn, name: str, splits: Splits) -> None:
         possible = [str(k) for k in p.k if k <= count] or ["1"]
         raise BadInput(
             f"{name}: k = {max(p.k)} neighbours of {count} images;"
-            f" write --protocol knn k={','.join(possible)}"
+            f" write k={','.join(possible)} behind the protocol"
         )
 
 

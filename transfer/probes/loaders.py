@@ -48,7 +48,7 @@ def refuse(p: LoaderProbe, name: str, splits: Splits) -> None:
     if p.k > count:
         raise BadInput(
             f"{name}: k = {p.k} neighbours of {count} images;"
-            f" write --protocol loaders k={min(5, count)}"
+            f" write k={min(5, count)} behind the protocol"
         )
 
 
