@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backbench.board import export, overall
 from backbench.board.board import (
@@ -40,11 +40,15 @@ from backbench.requests.detect import DetectRequest
 from backbench.requests.evaluate import EvaluateRequest
 from backbench.requests.measuring import measuring_request
 from backbench.requests.options import Outcome
+from backbench.requests.parsing import CHANGE
 from backbench.runs import price
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.untrusted import printable
 from backbench.weights import absent, archs
+
+if TYPE_CHECKING:
+    from backbench.weights.checkpoint import Checkpoint
 
 # What may be measured next, each with its recipe where that is not the one of the papers; the lines
 # are sorted by what they cost on the images at hand
@@ -72,18 +76,34 @@ def models_and_tasks(
         if archs.is_name(word) or Path(word).exists():
             found.append(Path(word))
         elif kind in TASKS:
+            if CHANGE.match(word.partition("@")[2]):
+                raise BadInput(
+                    f"{word}: no recipe behind the @; write '{kind}@{TASKS[kind].recipe}"
+                    f" {word.partition('@')[2]}'"
+                )
             tasks.append(word)
         elif "." in kind or "/" in word or archs.meant_by(word):
             raise BadInput(absent.refusal(word))
         else:
-            raise BadInput(
-                f"{word}: no such file, and no task; {nearest(kind, MEASURED)}"
-            )
+            raise BadInput(f"{word}: no such file, and no task; {_meant_by(word)}")
     if not found:
         raise BadInput(
             f"{request.words[0]}: is a task; name a checkpoint file or timm:NAME before it"
         )
     return found, tasks or None
+
+
+def _meant_by(word: str) -> str:
+    """Return the end of the refusal of a word that is neither a model nor a task."""
+    kind = word.partition("@")[0].partition("/")[0]
+    if CHANGE.match(word):
+        return f"a change to a protocol stands in one word with its task: 'knn@knn_own {word}'"
+    parts = [part.strip() for part in word.split(",")]
+    if len(parts) > 1 and all(part.partition("@")[0] in TASKS for part in parts):
+        return f"write a blank between tasks: {' '.join(parts)}"
+    if kind.lower() in TASKS:
+        return f"did you mean '{kind.lower()}'?"
+    return nearest(kind, MEASURED)
 
 
 def check(request: EvaluateRequest) -> None:
@@ -106,6 +126,7 @@ def run(request: EvaluateRequest) -> Outcome:
     )
     wanted.refuse_boxes(root, tasks_there)
     found = models.read_models(given)
+    tell_untrained(found)
     alone = len(found) == 1
     files = {models.file_in(request.out, one, alone=alone): one for one in found}
     plan = make_plan(
@@ -150,6 +171,18 @@ def run(request: EvaluateRequest) -> Outcome:
         tell_what_is_next(plan, next(iter(files)), results, size=request.size)
     print(f"table: {table}   page: {page}")
     return Outcome(document=results)
+
+
+def tell_untrained(checkpoints: Sequence[Checkpoint]) -> None:
+    """Warn of each checkpoint that looks untrained, as where a load with strict=False took nothing."""
+    from backbench.weights.inspecting import untrained_signs
+
+    for checkpoint in checkpoints:
+        if checkpoint.epochs == 0:  # a random trunk that was asked for
+            continue
+        signs = untrained_signs(checkpoint.state_dict)
+        if signs:
+            log.warning(f"{checkpoint.name}: looks untrained: {'; '.join(signs)}")
 
 
 def tell_plan(plan: EvaluationPlan) -> None:

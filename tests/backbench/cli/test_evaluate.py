@@ -479,6 +479,22 @@ WRONG = [
         "knm: no such file, and no task; did",
     ),
     (
+        "evaluate KNN my_resnet.pth --data mine --out runs",
+        "KNN: no such file, and no task; did you mean 'knn'?",
+    ),
+    (
+        "evaluate knn,logreg my_resnet.pth --data mine --out runs",
+        "no task; write a blank between tasks: knn logreg",
+    ),
+    (
+        "evaluate my_resnet.pth knn k=5 --data mine --out runs",
+        "stands in one word with its task: 'knn@knn_own k=5'",
+    ),
+    (
+        "evaluate my_resnet.pth knn@k=5 --data mine --out runs",
+        "knn@k=5: no recipe behind the @; write 'knn@knn k=5'",
+    ),
+    (
         "evaluate knn --data mine --out runs",
         "knn: is a task; name a checkpoint file or timm:NAME",
     ),
@@ -564,7 +580,7 @@ WRONG = [
     ),
     (
         LINEAR.format("knn"),
-        "k = 200 neighbours of 48 images; write --protocol knn k=5,20",
+        "k = 200 neighbours of 48 images; write k=5,20 behind the protocol",
     ),
     (
         LINEAR.format("knn kk=5"),

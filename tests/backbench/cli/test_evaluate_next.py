@@ -329,3 +329,21 @@ def test_what_is_next_is_told_where_no_task_was_named(steps, tmp_path):
     steps.measures = False
     evaluated(tmp_path)
     assert names(steps)[-1] == "measure"
+
+
+def test_weights_that_look_untrained_are_told(caplog):
+    """As a file that was written after a load with strict=False, which took nothing."""
+    state = build_trunk("resnet18").state_dict()
+    asked = Checkpoint(arch="resnet18", method="random", state_dict=state, epochs=0)
+    mine = Checkpoint(arch="resnet18", method="m", state_dict=state).described(
+        "mine", None, None
+    )
+    seen = {name: value.clone() for name, value in state.items()}
+    for name in seen:
+        if name.endswith(("running_var", "weight")):
+            seen[name] *= 1.3
+    trained = mine.replace(state_dict=seen).described("trained", None, None)
+    with caplog.at_level(logging.WARNING):
+        evaluate.tell_untrained([asked, mine, trained])
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("mine: looks untrained: every running variance is 1")
