@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,7 +94,8 @@ def run(request: MergeRequest) -> None:
     labs_said = "1 lab" if len(labs) == 1 else f"{len(labs)} labs"
     print(
         f"{len(records)} records of {labs_said}: {len(merged)} numbers, {twice} of them measured"
-        f" more than once, {len(problems)} lines to look at; backbench leaderboard {request.out}"
+        f" more than once, {len(problems)} lines to look at; backbench leaderboard"
+        f" {shlex.quote(str(request.out))}"
     )
 
 

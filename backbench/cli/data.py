@@ -301,7 +301,8 @@ def _write_copies(file: Path, shared: dict[str, str], refused: set[str]) -> None
         )
         return
     print(
-        f"{file}: {len(lines)} test images that are copies; `backbench rescore RUNS --list {file}`"
+        f"{file}: {len(lines)} test images that are copies; `backbench rescore RUNS --list"
+        f" {shlex.quote(str(file))}`"
         " scores without them"
     )
 

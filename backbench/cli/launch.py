@@ -4,6 +4,7 @@
 import contextlib
 import itertools
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -304,9 +305,8 @@ def retry(request: LaunchRetryRequest) -> Outcome:
         snapshot = catch_up(ledger, given)
         chosen = _chosen(snapshot, patterns, (*UNSUCCESSFUL, "stopped"))
         if chosen and (ledger.runs / DEMO_FILE).is_file():
-            again = (
-                f"`backbench demo --out {ledger.runs}`, with its --size, continues them"
-            )
+            runs = shlex.quote(str(ledger.runs))
+            again = f"`backbench demo --out {runs}`, with its --size, continues them"
             raise BadInput(f"{ledger.runs}: its jobs are the demo's: {again}")
         # Each goes back where it was: one submission's cluster is not another's
         by_place: dict[tuple[str, tuple[str, ...], str], list[Job]] = defaultdict(list)

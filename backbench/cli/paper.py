@@ -1,6 +1,7 @@
 """`backbench paper`: a printed table, its measured numbers, and the command for the rest."""
 
 import dataclasses
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +123,7 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
     if made:
         print(claims.counted(made))
     # 3. The command for the rest, and what differs from the paper
-    out = runs[0] if runs else "RUNS"
+    out = shlex.quote(str(runs[0])) if runs else "RUNS"
     print(
         f"what is missing: backbench launch run {item.in_command} --data ROOT --out {out}"
         " --cluster slurm"

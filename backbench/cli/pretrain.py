@@ -3,6 +3,7 @@ the table of `evaluate` against the trunk that was never trained."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,11 @@ def check(request: PretrainRequest) -> None:
     if request.images is not None:
         own.check(request)
         return
+    if request.recipe in own.FORMS:
+        raise BadInput(
+            f"{request.recipe}: a method, which trains on pictures of your own; add --images FOLDER, or"
+            " name a recipe with --data ROOT"
+        )
     for flag, value in (
         ("--size", request.size),
         ("--budget", request.budget),
@@ -83,8 +89,8 @@ def on_own_images(request: PretrainRequest, images: Path) -> Outcome | None:
     if not catalog.is_class_folder(images):
         log.info(
             f"{images}: has no classes to be told apart; measure on pictures that have some:"
-            f" backbench evaluate {files[0]} {files[1]} --data FOLDER --out"
-            f" {request.out / TABLE}"
+            f" backbench evaluate {shlex.join(map(str, files))} --data FOLDER --out"
+            f" {shlex.quote(str(request.out / TABLE))}"
         )
         return None
     from backbench.cli import evaluate

@@ -1,5 +1,6 @@
 """Checks that the files and names of a command line are there, before anything heavy is imported."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def all_there(names: Sequence[str], root: Path, *, multilabel: bool = False) -> 
     there = [name for name in names if name not in missing]
     line = (
         f"{root}: {len(missing)} of {len(names)} datasets are missing: {', '.join(missing)}; "
-        f"`backbench data list --data {root}` says what to get"
+        f"`backbench data list --data {shlex.quote(str(root))}` says what to get"
     )
     if there:
         line += f"; what is there: --datasets {','.join(there)}"

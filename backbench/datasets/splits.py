@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -331,7 +332,8 @@ def read_list(
         data = path.read_bytes()
     except FileNotFoundError:
         raise BadInput(
-            f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it"
+            f"{path}: no such list; `backbench data fetch-splits --out"
+            f" {shlex.quote(str(path.parent))}` fetches it"
         ) from None
     try:
         text = data.decode("utf-8-sig")
@@ -354,7 +356,8 @@ def read_list(
     ):
         raise BadInput(
             f"{path}: not the published list (sha256 or length {len(names)} instead of {lines});"
-            f" `backbench data fetch-splits --out {path.parent}` fetches the right one"
+            f" `backbench data fetch-splits --out {shlex.quote(str(path.parent))}` fetches the right"
+            " one"
         )
     if not names:
         raise BadInput(

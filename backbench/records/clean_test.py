@@ -15,6 +15,7 @@ The csv of ciFAIR (columns TestID, TrainID, Distance, Judgment) is read as it is
 
 import csv
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,8 @@ def read_list(file: Path) -> CleanList:
         content = opening.read_bytes(file, most=_LARGEST)
     except OSError as error:
         raise BadInput(
-            f"--list {file}: {error.strerror}; `backbench data check NAME --copies {file}` writes one"
+            f"--list {file}: {error.strerror}; `backbench data check NAME --copies"
+            f" {shlex.quote(str(file))}` writes one"
         ) from None
     try:
         lines = content.decode("utf-8-sig").splitlines()

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,7 +209,8 @@ class Checkpoint:
             kind = metadata.get("format", "safetensors")
             raise BadInput(
                 f"{path}: not a backbench checkpoint ({kind});"
-                f" `backbench import {path} --out X.safetensors` reads published formats"
+                f" `backbench import {shlex.quote(str(path))} --out X.safetensors` reads published"
+                " formats"
             )
         return from_safetensors(path, tensors, metadata)
 

@@ -1,6 +1,7 @@
 """Writes a Checkpoint as files of other libraries."""
 
 import pickle
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,14 +31,15 @@ def loaded_by(checkpoint: Checkpoint, library: str, file: Path) -> str:
     kind = checkpoint.arch
     if checkpoint.stem not in (NATIVE, "imagenet"):
         kind += f" with the stem {checkpoint.stem}"
+    word = shlex.quote(str(file))
     lacks = f"{file}: '{checkpoint.name}' is a {kind}, which {library} does not have"
     if calls:
         commands = [
-            f"`backbench export {file} --format {each} --out F`" for each in calls
+            f"`backbench export {word} --format {each} --out F`" for each in calls
         ]
         raise BadInput(f"{lacks}; write {' or '.join(commands)}")
     raise BadInput(
-        f"{lacks}, nor has any other library here; `backbench inspect {file}` says what backbench"
+        f"{lacks}, nor has any other library here; `backbench inspect {word}` says what backbench"
         f" itself does with it, and in Python backbench.load('{file}').backbone() builds it"
     )
 

@@ -2,6 +2,7 @@
 file of all pieces."""
 
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def of_file(path: Path, keys: Iterable[str] = ()) -> str:
     if path.name.endswith((".safetensors.index.json", ".bin.index.json")):
         return (
             "the list of a model's files, not their weights; join the files that it names"
-            f" (`backbench inspect {path.parent}` has the command)"
+            f" (`backbench inspect {shlex.quote(str(path.parent))}` has the command)"
         )
     if _DEEPSPEED.fullmatch(path.name):
         return _deepspeed(path.parent.parent)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,6 +96,22 @@ def test_without_classes_the_command_for_others_is_told(steps, caplog):
     )
 
 
+def test_a_told_command_quotes_its_folders(steps, caplog):
+    caplog.set_level(logging.INFO, "backbench")
+    steps.classes = False
+    pretrain.run(a_request(out=Path("/x/my run")))
+    _, _, command = caplog.messages[0].partition(": backbench ")
+    assert shlex.split(command) == [
+        "evaluate",
+        "/x/my run/backbone.safetensors",
+        "/x/my run/random/backbone.safetensors",
+        "--data",
+        "FOLDER",
+        "--out",
+        "/x/my run/evaluation",
+    ]
+
+
 def test_a_recipe_on_its_dataset_is_trained_alone(steps):
     request = a_request(images=None, data=Path("/x"))
     assert pretrain.run(request) is None
@@ -111,6 +128,10 @@ def test_a_recipe_on_its_dataset_is_trained_alone(steps):
         ),
         ({"name": "x"}, "--name x: belongs to --images FOLDER; of a recipe, change a"),
         (
+            {"recipe": "simclr"},
+            "simclr: a method, which trains on pictures of your own; add --images FOLDER",
+        ),
+        (
             {"data": None},
             "give --data ROOT, the folder with one folder per dataset; or",
         ),
@@ -119,7 +140,7 @@ def test_a_recipe_on_its_dataset_is_trained_alone(steps):
 def test_what_a_recipe_does_not_take_is_refused(monkeypatch, more, said):
     looked = []
     monkeypatch.setattr(recipe, "check", looked.append)
-    plain = a_request(images=None, data=Path("/x"))
+    plain = a_request(images=None, data=Path("/x"), recipe="own/simclr")
     pretrain.check(plain)
     assert looked == [plain]
     with pytest.raises(BadInput) as refused:

@@ -129,6 +129,9 @@ def test_several_missing_datasets_are_one_line(root):
         f"{root}: 2 of 3 datasets are missing: other, cifar10; `backbench data list --data {root}`"
         " says what to get; what is there: --datasets mine"
     )
+    spaced = root.parent / "my data"
+    with pytest.raises(BadInput, match=f"`backbench data list --data '{spaced}'`"):
+        availability.all_there(["other", "cifar10"], spaced)
     with pytest.raises(BadInput) as refused:
         availability.all_there(["other", "cifar10"], root)
     assert str(refused.value).endswith("says what to get")

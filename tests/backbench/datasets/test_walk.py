@@ -353,6 +353,9 @@ def test_lists(tmp_path):
         splits.read_list(file, lines=2, sha256="0" * 64)
     with pytest.raises(BadInput, match="no such list; `backbench data fetch-splits"):
         splits.read_list(tmp_path / "10percent.txt")
+    spaced = tmp_path / "my lists"
+    with pytest.raises(BadInput, match=f"--out '{spaced}'` fetches it"):
+        splits.read_list(spaced / "10percent.txt")
     with pytest.raises(BadInput, match="label 'n00000001' outside the class list"):
         splits.select(named, {"n00000001_1.JPEG": 1}, where="list")
     with pytest.raises(BadInput, match=r"list:7: .*is not on disk"):
