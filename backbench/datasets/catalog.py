@@ -110,14 +110,14 @@ def class_folder(name: str) -> Dataset:
 
 @contextlib.contextmanager
 def _unless_boxes(base: Path) -> Iterator[None]:
-    """Say of a folder that cannot be read as classes that it holds boxes, if it does."""
+    """Say of a folder that cannot be read as classes that it holds boxes, if it does or almost
+    does."""
     try:
         yield
-    except BadInput:
+    except BadInput as error:
         box_folders.refuse(base)
-        if base.is_dir():
-            for name in subfolders(base):
-                box_folders.refuse(base / name)
+        if hint := box_folders.almost(base):
+            raise BadInput(f"{error}; if boxes are meant: {hint}") from None
         raise
 
 

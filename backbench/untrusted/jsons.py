@@ -13,10 +13,12 @@ MOST_DIGITS = 40
 
 
 def decode(text: str | bytes) -> Any:
-    """Decode one JSON value. ValueError for anything else, for one nested deeper than DEEPEST, and
-    for whole numbers of more than MOST_DIGITS digits."""
+    """Decode one JSON value, behind a byte order mark or without one.
+
+    ValueError for anything else, for a value nested deeper than DEEPEST, and for whole numbers of
+    more than MOST_DIGITS digits."""
     if isinstance(text, bytes):
-        text = text.decode()
+        text = text.decode("utf-8-sig")
     try:
         value = _DECODER.decode(text)
     except RecursionError:

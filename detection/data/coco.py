@@ -4,6 +4,7 @@ The files come from strangers, so they are checked here, once, before a run: wha
 scoring would fail on is refused in one line.
 """
 
+import codecs
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -438,7 +439,8 @@ def _lists(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
 
 def _validated(text: bytes, kind: Any) -> CocoFile[CocoObject]:
     adapter: TypeAdapter[CocoFile[CocoObject]] = TypeAdapter(kind)
-    return adapter.validate_json(text)
+    # Programs of Windows put a mark of the byte order first
+    return adapter.validate_json(text.removeprefix(codecs.BOM_UTF8))
 
 
 def _lacks_a_box(error: ValidationError) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 from pathlib import Path
 
 from backbench.containers import finding
 from backbench.datasets.boxes import coco_json, voc_xml, yolo_text
-from backbench.datasets.boxes.parts import UNDIVIDED, BoxFolder
+from backbench.datasets.boxes.parts import UNDIVIDED, BoxFolder, files_in, near
 from backbench.errors import BadInput, no_folder
 from backbench.images.folder_walk import subfolders
 
 LAYOUTS = "COCO's annotations/*.json, VOC's Annotations/*.xml, or YOLO's data.yaml and labels/*.txt"
+
+# Folders of one that are looked into for what may have been meant
+MOST_FOLDERS = 20
 
 # Folders that the configs of detection name: COCO's, VOC's, and the demo's scenes
 NAMED_BY_CONFIGS = ("coco", "scenes", "VOC2007", "VOC2012")
@@ -107,11 +111,27 @@ def must_find(base: Path) -> BoxFolder:
     boxes = find(base)
     if boxes is not None:
         return boxes
-    inside = subfolders(base)
-    for name in inside:
-        if find(base / name) is not None:
-            raise BadInput(
-                f"{base}: holds no boxes, but its folder {name} does; name {base / name}"
-            )
+    if hint := almost(base):
+        raise BadInput(f"{base}: holds no boxes itself; {hint}")
     what = "is empty" if not any(base.iterdir()) else "holds no boxes"
     raise BadInput(f"{base}: {what}; expected {LAYOUTS}")
+
+
+def almost(base: Path) -> str:
+    """Say what of a folder without boxes may have been meant: boxes in a folder below it, or label
+    files in a layout that is not read. Empty where nothing may."""
+    if not base.is_dir():
+        return ""
+    folders = [base / name for name in subfolders(base)[:MOST_FOLDERS]]
+    below = [one / name for one in folders for name in subfolders(one)[:MOST_FOLDERS]]
+    for folder in (*folders, *below):
+        with contextlib.suppress(BadInput):
+            if find(folder) is not None:
+                inside = folder.relative_to(base)
+                return f"its folder {inside} holds boxes; name {folder}"
+    for folder in (base, *folders):
+        for file in files_in(folder, ".json", ".xml", ".csv", ".txt"):
+            # Other programs write notes and lists as text, too
+            if file.suffix.lower() != ".txt" or near(file.stem, folder):
+                return f"{file} may hold boxes in a layout that is not read; export them as {LAYOUTS}"
+    return ""

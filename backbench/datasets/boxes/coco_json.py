@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from backbench.datasets.boxes.parts import (
     UNDIVIDED,
     BoxPart,
     files_in,
+    near,
     split_folders,
     split_named,
 )
@@ -88,13 +90,28 @@ def _image_folder(file: Path, base: Path, split: str) -> Path:
         usual += [folder for each, folder in split_folders(above) if each == split]
     usual.append(base / "JPEGImages")
     for folder in usual:
-        if (folder / name).is_file():
+        if _lies_below(name, folder):
             return folder
     shown = printable.shown(name, 100)
+    for folder in usual:
+        if meant := near(name, folder):
+            raise BadInput(
+                f"{file}: its first image '{shown}' is no image below {base}, but {folder / meant} is; write each"
+                f" file_name as it lies below its folder, '{meant}'"
+            )
     raise BadInput(
         f"{file}: its first image '{shown}' lies neither beside it nor in"
         f" {base}/{{images,images/{split or 'train'},{split or 'train'}}}; put the images there"
     )
+
+
+def _lies_below(name: str, folder: Path) -> bool:
+    """Return whether `folder` has an image of that name, which may be an absolute path."""
+    inside = os.path.relpath(name, folder) if name.startswith("/") else name
+    inside = os.path.normpath(inside)
+    if inside.startswith(".."):
+        return False
+    return (folder / inside).is_file()
 
 
 def _first_image(file: Path) -> str:

@@ -158,6 +158,24 @@ def pictures_in(folder: Path) -> dict[str, Path]:
     return found
 
 
+def last_of(name: str) -> str:
+    """Return the last part of a path that a list states, as Windows or POSIX spell it."""
+    return re.split(r"[/\\]", name)[-1]
+
+
+def near(name: str, folder: Path) -> str:
+    """Return the image of `folder` that a wrong name means: the same one but for the folders before
+    it, the case of its letters, or its ending. Empty where there is none."""
+    if not folder.is_dir():
+        return ""
+    wanted = last_of(name).lower()
+    there = sorted(file.name for file in folder.iterdir() if is_image(file.name))
+    same = [each for each in there if each.lower() == wanted]
+    stem = wanted.rpartition(".")[0] if is_image(wanted) else wanted
+    alike = [each for each in there if Path(each).stem.lower() == stem]
+    return next(iter([*same, *alike]), "")
+
+
 def below(image: Path, base: Path) -> str:
     """Return an image's path below `base`, by its spelling."""
     return image.relative_to(base).as_posix()

@@ -21,6 +21,7 @@ from backbench.datasets.boxes.parts import (
     LabelledImage,
     below,
     files_in,
+    last_of,
     one_each,
     pictures_in,
     read_text,
@@ -38,36 +39,50 @@ FARTHEST = 1e6  # pixels; no image is so large
 def find(base: Path) -> dict[str, BoxPart] | None:
     """Return split -> images with their XML files. None where there are none.
 
-    They lie in Annotations/ beside JPEGImages/ (or images/), with VOC's lists in ImageSets/Main/ or
-    without; or each beside its image, in a folder a split or in the folder itself."""
-    in_folder = files_in(base / "Annotations", ".xml")
-    if in_folder:
+    They lie in Annotations/ (or annotations/) beside JPEGImages/ (or images/), with VOC's lists in
+    ImageSets/Main/ or without; or each beside its image, in a folder a split or in the folder
+    itself."""
+    for where in (base / "Annotations", base / "annotations"):
+        in_folder = files_in(where, ".xml")
+        if not in_folder:
+            continue
         pictures: dict[str, Path] = {}
         for name in ("JPEGImages", "images"):
             pictures = pictures or pictures_in(base / name)
         labels = {file.stem: file for file in in_folder}
         if not pictures:
             raise BadInput(
-                f"{base}: has {len(labels)} XML files in Annotations, and no images; put them in"
+                f"{base}: has {len(labels)} XML files in {where.name}, and no images; put them in"
                 f" {base / 'JPEGImages'}"
             )
         lists = _lists(base)
         if lists:
             return {
-                split: _listed(file, base, pictures, labels)
+                split: _listed(file, base, where, pictures, labels)
                 for split, file in lists.items()
             }
-        where = base / "Annotations"
         return {UNDIVIDED: _paired(where, base, pictures, labels)}
     divided = [each for each in split_folders(base) if files_in(each[1], ".xml")]
     beside = one_each(divided)
-    if not beside and files_in(base, ".xml"):
+    if not beside and _is_voc(files_in(base, ".xml")[:1]):
         beside = {UNDIVIDED: base}
     parts = {}
     for split, folder in beside.items():
         labels = {file.stem: file for file in files_in(folder, ".xml")}
         parts[split] = _paired(folder, base, pictures_in(folder), labels)
     return parts or None
+
+
+def _is_voc(files: list[Path]) -> bool:
+    """Return whether there is a file and it is VOC's, or cannot be read: reading it then says why."""
+    for file in files:
+        try:
+            tree = ET.fromstring(opening.read_bytes(file, most=LARGEST_LABELS))
+        except (OSError, ET.ParseError, ValueError, LookupError):
+            return True
+        # Others write one file for all images, as CVAT's <annotations>
+        return tree.tag != "annotations"
+    return False
 
 
 def _lists(base: Path) -> dict[str, Path]:
@@ -86,7 +101,11 @@ def _lists(base: Path) -> dict[str, Path]:
 
 
 def _listed(
-    file: Path, base: Path, pictures: dict[str, Path], labels: dict[str, Path]
+    file: Path,
+    base: Path,
+    where: Path,
+    pictures: dict[str, Path],
+    labels: dict[str, Path],
 ) -> BoxPart:
     """Read a list of images. Lists of one class have a second column, which says nothing here."""
     pairs = []
@@ -102,6 +121,11 @@ def _listed(
                 f"{file}: line {number}: '{shown}' is listed twice; take one out"
             )
         seen.add(name)
+        stem = last_of(name).rpartition(".")[0]
+        if name not in pictures and stem in pictures:
+            raise BadInput(
+                f"{file}: line {number}: '{shown}' is an image's file; write its name alone, '{stem}'"
+            )
         if name not in pictures:
             raise BadInput(
                 f"{file}: line {number}: '{shown}' has no image; put it in"
@@ -109,7 +133,7 @@ def _listed(
             )
         if name not in labels:
             raise BadInput(
-                f"{file}: line {number}: '{shown}' has no {shown}.xml in {base / 'Annotations'};"
+                f"{file}: line {number}: '{shown}' has no {shown}.xml in {where};"
                 " write one (without objects, if there are none), or take the line out"
             )
         pairs.append(LabelledImage(below(pictures[name], base), labels[name]))

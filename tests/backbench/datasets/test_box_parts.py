@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from backbench.datasets import box_labels
+from backbench.datasets import box_labels, catalog
 from backbench.datasets.boxes import box_folders, coco_json, parts
 from backbench.errors import BadInput
 
@@ -357,3 +357,75 @@ def test_an_image_shows_the_classes_of_its_objects(folder):
     assert list(found.train.paths) == ["a.png", "b.png", "c.png"]
     assert found.test.marks == found.val.marks == ("", "0", "")
     assert found.train.labels == (0, 0, 0) and not found.held_out
+
+
+# Names that are nearly right, and what is there in place of boxes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../images/a.png",
+        "/elsewhere/images/a.png",
+        "C:\\data\\images\\a.png",
+        "photos/a.png",
+        "A.PNG",
+        "a.jpg",
+        "a",
+    ],
+)
+def test_a_name_that_is_nearly_right_is_told_the_right_one(folder, name):
+    images = [{"id": 1, "file_name": name}]
+    base = folder(
+        ["annotations/train.json", "images/a.png"], WHOLE | {"images": images}
+    )
+    with pytest.raises(BadInput) as refused:
+        coco_json.find(base)
+    right = base / "images/a.png"
+    assert str(refused.value) == (
+        f"{base / 'annotations/train.json'}: its first image '{name}' is no image below {base}, but {right} is;"
+        " write each file_name as it lies below its folder, 'a.png'"
+    )
+
+
+def test_an_absolute_name_inside_of_the_folder_is_found(folder, tmp_path):
+    images = [{"id": 1, "file_name": str(tmp_path / "mine/images/a.png")}]
+    base = folder(
+        ["annotations/train.json", "images/a.png"], WHOLE | {"images": images}
+    )
+    assert found(base) == {"train": ("annotations/train.json", "images", None)}
+
+
+def test_a_byte_order_mark_is_no_part_of_the_json(folder):
+    base = folder(["annotations/train.json", "images/a.png"])
+    file = base / "annotations/train.json"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert found(base) == {"train": ("annotations/train.json", "images", None)}
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["VOC/mine/data.json", "VOC/mine/a.png"], "its folder VOC/mine holds boxes;"),
+        (["images/a.png", "labels.csv"], "labels.csv may hold boxes in a layout that"),
+        (
+            ["obj/a.png", "obj/a.txt"],
+            "obj/a.txt may hold boxes in a layout that is not",
+        ),
+    ],
+)
+def test_what_may_have_been_meant_is_said(folder, names, said):
+    base = folder(names)
+    for read in (
+        lambda: box_folders.must_find(base),
+        lambda: catalog.present("mine", base.parent),
+    ):
+        with pytest.raises(BadInput, match=said):
+            read()
+
+
+def test_notes_beside_classes_are_no_boxes(folder):
+    base = folder(["one/a.png", "one/notes.txt", "notes.txt"])
+    assert box_folders.almost(base) == ""
+    with pytest.raises(BadInput, match=r"<class>/<image>$"):
+        catalog.present("mine", base.parent)

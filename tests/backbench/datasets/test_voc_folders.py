@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from backbench.datasets.boxes import voc_xml
+from backbench.datasets.boxes import box_folders, voc_xml
 from backbench.errors import BadInput
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -275,3 +275,28 @@ def test_files_may_lie_beside_their_images(folder, places, wanted):
         for split, names in parts_of(base).items()
     }
     assert stems == wanted
+
+
+def test_the_folder_of_xml_may_be_spelled_in_small_letters(folder):
+    files = named("a", "b", where="images")
+    files = {name.replace("Annotations", "annotations"): t for name, t in files.items()}
+    base = folder(files)
+    assert parts_of(base) == {"": ["images/a.png", "images/b.png"]}
+
+
+def test_a_list_of_files_is_told_the_name_alone(folder):
+    base = folder(named("a") | {LIST.format("train"): "JPEGImages/a.png\n"})
+    said = r"train.txt: line 1: 'JPEGImages/a.png' is an image's file; .* alone, 'a'"
+    with pytest.raises(BadInput, match=said):
+        voc_xml.find(base)
+
+
+def test_one_file_for_all_images_is_not_vocs(folder):
+    """CVAT's own format; it lies beside the folder of the images."""
+    base = folder(
+        {"annotations.xml": "<annotations></annotations>", "images/a.png": ""}
+    )
+    assert voc_xml.find(base) is None
+    said = "annotations.xml may hold boxes in a layout that is not read; export them as COCO"
+    with pytest.raises(BadInput, match=said):
+        box_folders.must_find(base)

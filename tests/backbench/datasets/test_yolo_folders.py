@@ -464,7 +464,7 @@ def test_what_is_there_instead_of_boxes_is_said(folder, tmp_path):
         }
     )
     with pytest.raises(
-        BadInput, match="holds no boxes, but its folder inside does; name "
+        BadInput, match="holds no boxes itself; its folder inside holds boxes; name "
     ):
         box_folders.must_find(base)
     (tmp_path / "empty").mkdir()
