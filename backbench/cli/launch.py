@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backbench.datasets import outside
-from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
+from backbench.errors import (
+    EXIT_FAILED,
+    EXIT_PREEMPTED,
+    BadInput,
+    Failed,
+    no_folder,
+)
 from backbench.launch import slurm_client
 from backbench.launch.clusters import (
     Cluster,
@@ -120,7 +126,12 @@ class GridRun:
     def plan(self, snapshot: Snapshot, *, watching: bool) -> Plan:
         """Find what is missing; BadInput where the cluster cannot run it."""
         plan = make_plan(
-            self.grid, snapshot, where=self.where, data=self.data, watching=watching
+            self.grid,
+            snapshot,
+            where=self.where,
+            data=self.data,
+            watching=watching,
+            data_later=self.data_later,
         )
         check_resources(self.cluster, plan.new)
         if self.cluster.command is None:  # another program knows its own words
@@ -140,7 +151,7 @@ class GridRun:
             at_once = "one by one"
             if self.cluster.kind == "local":
                 at_once = f"{self.cluster.jobs} at a time"
-            _say(plan, f"to run, {at_once}")
+            _say(plan, f"to run, {at_once}", self.ledger.runs)
         # A grid without any job is one whose globs match no checkpoint yet.
         without_jobs = not plan.new and not plan.known
         more_to_come = bool(plan.waiting) or without_jobs
@@ -226,18 +237,23 @@ class GridRun:
                 self.seen |= {
                     name for name, record in ledger.records().items() if record.id
                 }
-        _say(plan, f"submitted in {count} arrays")
+        _say(plan, f"submitted in {count} arrays", ledger.runs)
         return plan
 
 
-def _say(plan: Plan, what: str) -> None:
+def advised(action: str, runs: Path) -> str:
+    """Return a command of `launch` on RUNS, to be copied."""
+    return f"`{shlex.join(['backbench', 'launch', action, '--out', str(runs)])}`"
+
+
+def _say(plan: Plan, what: str, runs: Path) -> None:
     counts: Counter[str] = Counter(state.name for state in plan.known.values())
     if not plan.new:
         what = "missing"
     new = f"{len(plan.new)} jobs {what}"
     log.info(", ".join([new, *counted(counts)]))
     if counts["failed"]:
-        log.info("`backbench launch retry` starts the failed ones again")
+        log.info(f"{advised('retry', runs)} starts the failed ones again")
     for path in plan.waiting:
         log.info(
             f"waiting for {path}: no {path}/{CHECKPOINT_FILE} yet; run again then, or --watch"
@@ -250,6 +266,16 @@ def _sleep(stop: StopFlag, seconds: float) -> bool:
     while time.monotonic() < end and not stop.requested:
         time.sleep(0.1)
     return bool(stop.requested)
+
+
+def _ledger_of(runs: Path) -> Ledger:
+    """Return the ledger of a folder of runs. BadInput for a folder that is not there: who cancels
+    there would believe that jobs elsewhere had ended."""
+    if not runs.exists():
+        raise BadInput(
+            f"--out {runs}: {no_folder(runs)}; give the folder of a `backbench launch run`"
+        )
+    return Ledger(runs)
 
 
 def show_status(request: LaunchStatusRequest) -> Outcome:
@@ -290,7 +316,8 @@ def _chosen(
             named.append(name)
     if patterns and not named:
         raise BadInput(
-            f"no job's name holds '{patterns[0]}'; `backbench launch status` lists them"
+            f"no job's name holds '{patterns[0]}';"
+            f" {advised('status', snapshot.ledger.runs)} lists them"
         )
     return [name for name in named if snapshot.states[name].name in states]
 
@@ -298,7 +325,7 @@ def _chosen(
 def retry(request: LaunchRetryRequest) -> Outcome:
     """Submit the jobs that came to nothing again, where they were before, with a clean slate. Their
     commands are the recorded ones, checked; the cluster is ours or the command line's."""
-    ledger = Ledger(request.out)
+    ledger = _ledger_of(request.out)
     given, patterns = _named_cluster(request)
     here: list[tuple[Cluster, str, list[Job]]] = []
     with ledger.submitting():
@@ -338,7 +365,7 @@ def retry(request: LaunchRetryRequest) -> Outcome:
 
 def cancel(request: LaunchCancelRequest) -> Outcome:
     """Stop jobs for good: queued ones never start, running ones are told to save and end."""
-    ledger = Ledger(request.out)
+    ledger = _ledger_of(request.out)
     given, patterns = _named_cluster(request)
     snapshot = catch_up(ledger, given)
     chosen = _chosen(snapshot, patterns, (*ACTIVE, "stopped", "lost"))

@@ -70,9 +70,17 @@ def datasets_there(request: Request) -> None:
         names = [name for name in catalog.names(request.datasets) if name != OWN]
         all_there(names, request.data, multilabel=_takes_several_classes(request))
     elif isinstance(request, DetectRequest):
-        if request.data is None or request.dataset is None:
+        if request.data is None:
             return
-        box_folders.must_find(request.data / request.dataset)
+        if request.dataset is not None:
+            box_folders.must_find(request.data / request.dataset)
+            return
+        for folder in _detected_in(request):
+            if not (request.data / folder).is_dir():
+                raise BadInput(
+                    f"{request.data / folder}: {no_folder(request.data / folder)}; a config's dataset"
+                    " lies there, and --dataset NAME is for boxes of your own"
+                )
     elif isinstance(request, FinetuneRequest | AnalyzeRequest):
         all_there([request.dataset], request.data)
     elif isinstance(request, PretrainRequest):
@@ -116,6 +124,27 @@ def _pretrained_on(request: PretrainRequest) -> list[str]:
     recipe = config.read_recipe(config.find_recipe(request.recipe, "pretrain"))
     data = config.apply_overrides(recipe, request.overrides).get("data")
     return [str(data.get("dataset"))] if isinstance(data, dict) else []
+
+
+def _detected_in(request: DetectRequest) -> list[str]:
+    """List the folders below ROOT that the datasets of a detector's config lie in; none where the
+    config cannot be read or its datasets are replaced, which is judged where it is read."""
+    if request.config_file is None or any(
+        word.startswith("DATASETS.") for word in request.opts
+    ):
+        return []
+    path = config.find_recipe(request.config_file, "detection")
+    values = config.read_detector(path)
+    folders = []
+    for key in ("DATASETS.TRAIN", "DATASETS.TEST"):
+        for name in values.get(key) or ():
+            words = str(name).split("_")
+            for folder in box_folders.NAMED_BY_CONFIGS:
+                year = folder.removeprefix("VOC")
+                of_voc = year != folder and words[:2] == ["voc", year]
+                if (folder in words or of_voc) and folder not in folders:
+                    folders.append(folder)
+    return folders
 
 
 def _takes_several_classes(request: LinearRequest | OodRequest) -> bool:

@@ -72,6 +72,7 @@ class Expansion:
         data: Path | None = None,
         claimed: Mapping[str, str] | None = None,
         watching: bool = False,
+        data_later: bool = False,
     ) -> None:
         self._runs = runs.resolve()
         self._where = where
@@ -79,9 +80,10 @@ class Expansion:
         self._claimed = claimed or {}
         if data is None and grid.data:
             data = Path(grid.data).expanduser()
-        if data is not None and not data.is_dir():
+        if data is not None and not data.is_dir() and not data_later:
             raise BadInput(
-                f"{where}: data folder {data} is not there; give --data ROOT"
+                f"{where}: data folder {data} is not there; give --data ROOT, or add --data-later if"
+                " the nodes have it"
             )
         self._root = str(data.resolve()) if data else None
         self._jobs: dict[str, Job] = {}

@@ -204,6 +204,10 @@ def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
         raise BadInput(
             f"{path}: names neither checkpoints nor recipes; there is nothing to run"
         )
+    if not grid.recipes and not grid.evaluate:
+        raise BadInput(
+            f"{path}: says of no checkpoint what to `evaluate`; there is nothing to run"
+        )
     return grid
 
 

@@ -45,7 +45,13 @@ class Plan:
 
 
 def make_plan(
-    grid: Grid, snapshot: Snapshot, *, where: str, data: Path | None, watching: bool
+    grid: Grid,
+    snapshot: Snapshot,
+    *,
+    where: str,
+    data: Path | None,
+    watching: bool,
+    data_later: bool = False,
 ) -> Plan:
     """Find which of a grid's jobs are missing. `where` names the grid in messages."""
     runs = snapshot.ledger.runs
@@ -56,7 +62,13 @@ def make_plan(
         for cell in record.job.cells:
             claimed[cell] = name
     wanted = Expansion(
-        grid, runs, where=where, data=data, claimed=claimed, watching=watching
+        grid,
+        runs,
+        where=where,
+        data=data,
+        claimed=claimed,
+        watching=watching,
+        data_later=data_later,
     )
     packs = [snapshot.records[name].job for name in wanted.packed]
     # 2. Which of them are missing

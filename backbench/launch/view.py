@@ -312,7 +312,9 @@ def status_text(snapshot: Snapshot, width: int = 160) -> str:
     for job, state in snapshot.states.items():
         jobs[state.name].append(job)
     counts = [f"{len(those)} {name}" for name, those in jobs.items() if those]
-    lines = ["  ".join(counts) or "no jobs were submitted here"]
+    lines = [
+        "  ".join(counts) or f"{snapshot.ledger.runs}: no jobs were submitted here"
+    ]
     if snapshot.trouble:
         lines.append(f"! {snapshot.trouble}")
     # 1. Job by job, what people look for

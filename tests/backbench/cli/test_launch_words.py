@@ -1,10 +1,11 @@
 """Words of `launch`: what changes the cluster, which jobs are named, and what is said of a plan."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from backbench.cli import launch
+from backbench.cli import launch, program
 from backbench.errors import BadInput
 from backbench.launch.job import Job
 from backbench.launch.plan import Plan
@@ -26,7 +27,9 @@ def test_jobs_are_chosen_by_a_part_of_their_names_and_their_states():
         "c/x": "lost",
     }
     snapshot = SimpleNamespace(
-        records=states, states={name: State(state) for name, state in states.items()}
+        records=states,
+        states={name: State(state) for name, state in states.items()},
+        ledger=SimpleNamespace(runs=Path("/x/my runs")),
     )
     both = ("failed", "lost")
     assert launch._chosen(snapshot, [], both) == ["a/linear", "b/knn", "c/x"]
@@ -35,8 +38,23 @@ def test_jobs_are_chosen_by_a_part_of_their_names_and_their_states():
     with pytest.raises(BadInput) as refused:
         launch._chosen(snapshot, ["nobody", "other"], both)
     assert str(refused.value) == (
-        "no job's name holds 'nobody'; `backbench launch status` lists them"
+        "no job's name holds 'nobody'; `backbench launch status --out '/x/my runs'` lists them"
     )
+
+
+@pytest.mark.parametrize("action", ["retry", "cancel"])
+def test_a_folder_of_runs_that_is_not_there_is_named(tmp_path, capsys, action):
+    gone = tmp_path / "gone"
+    assert program.main(["launch", action, "--out", str(gone)]) == 2
+    assert capsys.readouterr().err == (
+        f"backbench: --out {gone}: no such folder; give the folder of a `backbench launch run`\n"
+    )
+    assert not gone.exists()
+
+
+def test_a_folder_without_jobs_is_named(tmp_path, capsys):
+    assert program.main(["launch", "status", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}: no jobs were submitted here\n"
 
 
 def jobs(count):
@@ -47,17 +65,19 @@ def jobs(count):
 
 def test_what_is_said_of_a_plan(caplog):
     known = {str(n): State(name) for n, name in enumerate(("done", "failed", "done"))}
-    launch._say(Plan(jobs(2), known, ["runs/a", "runs/b"]), "submitted in 1 arrays")
+    plan = Plan(jobs(2), known, ["runs/a", "runs/b"])
+    launch._say(plan, "submitted in 1 arrays", Path("/x/my runs"))
     told = [record.getMessage() for record in caplog.records]
     file = "backbone.safetensors"
     assert told == [
         "2 jobs submitted in 1 arrays, 2 done, 1 failed",
-        "`backbench launch retry` starts the failed ones again",
+        "`backbench launch retry --out '/x/my runs'` starts the failed ones again",
         f"waiting for runs/a: no runs/a/{file} yet; run again then, or --watch",
         f"waiting for runs/b: no runs/b/{file} yet; run again then, or --watch",
     ]
     caplog.clear()
-    launch._say(Plan([], {"a": State("done")}, []), "submitted in 0 arrays")
+    nothing = Plan([], {"a": State("done")}, [])
+    launch._say(nothing, "submitted in 0 arrays", Path("/x"))
     assert [record.getMessage() for record in caplog.records] == [
         "0 jobs missing, 1 done"
     ]

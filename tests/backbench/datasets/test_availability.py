@@ -78,6 +78,25 @@ def test_a_dataset_that_is_not_there_is_refused_by_each_verb(root, verb):
         availability.refuse(request)
 
 
+@pytest.mark.parametrize(
+    ("config", "folder"),
+    [
+        ("keypoint_rcnn_R_50_FPN_1x", "coco"),
+        ("faster_rcnn_R_50_C4_VOC", "VOC2007"),
+        ("demo_faster_rcnn_frozen", "scenes"),
+    ],
+)
+def test_the_folder_of_a_detectors_config_is_there(root, config, folder):
+    line = ["detect", "--config-file", config, "--data", str(root), "--out", "r"]
+    with pytest.raises(BadInput, match=f"{root / folder}: no such folder; a config's"):
+        availability.datasets_there(parse(line))
+    # Others are judged where they are read
+    availability.datasets_there(parse([*line, "DATASETS.TRAIN", "('x',)"]))
+    for name in (folder, "VOC2012"):
+        (root / name).mkdir()
+    availability.datasets_there(parse(line))
+
+
 def test_a_pretraining_needs_one_split(root):
     request = words(root, "pretrain")
     availability.datasets_there(request)

@@ -327,6 +327,9 @@ def test_a_grid_says_where_its_data_are(lab):
         BadInput, match=rf"^grid: data folder {lab.root / 'x'} is not there;"
     ):
         expand(lab, grid, data=lab.root / "x")
+    # Only the nodes may have them
+    (job,) = expand(lab, grid, data=lab.root / "x", data_later=True).jobs
+    assert str(lab.root / "x") in job.argv
     # The command line's wins
     (lab.root / "other").mkdir()
     for one in (grid, lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate)):

@@ -56,6 +56,7 @@ from backbench.recipes import config
             "seeds stand in `seeds` or in args (SEED), not in both",
         ),
         ("checkpoints: []", "names neither checkpoints nor recipes"),
+        ("evaluate: []", "says of no checkpoint what to `evaluate`"),
         ("recipes: [mocov2]", "no recipe 'mocov2'"),
         (
             "recipes: [{recipe: demo_random, vary: {epochs: 3}}]",
