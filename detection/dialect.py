@@ -25,6 +25,7 @@ MASK_FORMAT = "INPUT.MASK_FORMAT"
 AMP_PRECISION = "SOLVER.AMP.PRECISION"
 # So many times all images are trained on; MAX_ITER, STEPS and WARMUP_ITERS then say shares of the run
 EPOCHS = "SOLVER.EPOCHS"
+COUNTED = ("SOLVER.MAX_ITER", "SOLVER.STEPS")
 
 PIXELS = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
 # Keys that any config may leave out, because the checkpoint owns the pixels and the trunk's name,
@@ -85,6 +86,13 @@ def read(name: str, opts: Sequence[str]) -> Given:
         if key in values and list(values[key]) == list(base[key]):
             del values[key]
     words = [word for word in opts if word != "--"]
+    for word in words:
+        if word.startswith("--"):
+            raise BadInput(
+                f"'{word}' stands behind the overrides (KEY VALUE); flags go before them"
+            )
+    for word in words[::2]:
+        _refuse_equals(word)
     if len(words) % 2:
         raise BadInput(f"overrides come as KEY VALUE pairs; '{words[-1]}' has no value")
     for key, text in zip(words[::2], words[1::2]):
@@ -94,7 +102,34 @@ def read(name: str, opts: Sequence[str]) -> Given:
                 "flags go before them"
             )
         values[key] = CfgNode._decode_cfg_value(text)
+    _refuse_iterations(values, set(words[::2]))
     return Given(path, values)
+
+
+def _refuse_equals(word: str) -> None:
+    """Raise BadInput for KEY=VALUE, as other programs spell an override."""
+    key, equals, value = word.partition("=")
+    if equals and _is_key(key):
+        raise BadInput(
+            f"override '{word}': write the value behind a space, {key} {value or 'VALUE'}"
+        )
+
+
+def _refuse_iterations(values: Mapping[str, Value], overridden: set[str]) -> None:
+    """Raise BadInput for overrides that count iterations where SOLVER.EPOCHS counts the length.
+
+    MAX_ITER would then not say how long the run is, and STEPS would be stretched from another length
+    than the one that they were written for. Who gives all three means shares of the epochs."""
+    epochs = values.get(EPOCHS)
+    given = [key for key in COUNTED if key in overridden]
+    all_three = len(given) == len(COUNTED) and EPOCHS in overridden
+    if not epochs or not given or all_three:
+        return
+    raise BadInput(
+        f"{given[0]} {values[given[0]]}: the length is {EPOCHS} {epochs} here, and {given[0]} would be"
+        f" stretched to it; leave {' and '.join(given)} out and give {EPOCHS}, or add {EPOCHS} 0 to"
+        " count iterations"
+    )
 
 
 def _is_key(word: str) -> bool:
@@ -147,6 +182,17 @@ def embedded(given: Given) -> CfgNode:
     return cfg
 
 
+# Type of a value -> what it is called
+KINDS: dict[type, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    tuple: "a list",
+    list: "a list",
+}
+
+
 def merge(cfg: CfgNode, given: Given) -> None:
     """Set the given values in `cfg`. Raises BadInput for an unknown key or a value of a wrong type."""
     known = flat(cfg)
@@ -164,5 +210,10 @@ def merge(cfg: CfgNode, given: Given) -> None:
             RecursionError,
             MemoryError,
         ) as error:
+            if "Type mismatch" in str(error):
+                wanted = KINDS[type(known[key])]
+                raise BadInput(
+                    f'{given.path}: {key} {value}: must be {wanted}, as "{known[key]}"'
+                ) from None
             said = " ".join(str(error).split())[:160] or type(error).__name__
             raise BadInput(f"{given.path}: {key}: {said}") from None

@@ -76,10 +76,11 @@ class TorchvisionEngine(DetectionEngine):
 
     @staticmethod
     def read_config(given: Given) -> CfgNode:
-        cfg = dialect.embedded(given)
-        values = dialect.flat(cfg)
+        # First, because a config of other heads has other keys, too, which say less
         for key, allowed in IMPLEMENTED.items():
-            value = values[key]
+            if key not in given.values:
+                continue
+            value = given.values[key]
             if isinstance(value, tuple):
                 value = list(value)
             if value not in allowed:
@@ -88,7 +89,7 @@ class TorchvisionEngine(DetectionEngine):
                     f"{' or '.join(map(repr, allowed))} "
                     "(Detectron2 may have it: --engine detectron2)"
                 )
-        return cfg
+        return dialect.embedded(given)
 
     def build(self) -> Detector:
         # A fresh trunk is drawn before the heads, as it always was: a seed keeps their weights.

@@ -190,6 +190,8 @@ def identity(run: DetectionRun, p: Prepared) -> dict[str, object]:
 def prepare(run: DetectionRun) -> Prepared:
     """Read and check weights, data and config: all errors come before any folder or process."""
     cfg = run.cfg.clone()
+    # Before anything is computed from them: epochs are divided by the batch, steps by the length
+    lint.check_values(cfg, run.given)
     seed = max(int(cfg.SEED), 0)  # Detectron2 writes -1 for "any seed"; ours is then 0
     # 1. The trunk, and whether it goes with the config
     named = str(run.given.get("MODEL.WEIGHTS") or "")

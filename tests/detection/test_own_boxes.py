@@ -18,7 +18,7 @@ from support.records import rows_of
 
 from backbench.cli import program
 from backbench.datasets.boxes import box_folders, yolo_text
-from backbench.detection import lint, own_heads
+from backbench.detection import dialect, lint, own_heads
 from backbench.detection.data import coco_lists, own
 from backbench.detection.run import count_in_epochs
 from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
@@ -701,6 +701,46 @@ def test_epochs_have_bounds(written, tmp_path, capsys):
     assert program.main([*line, "SOLVER.EPOCHS", "-3"]) == 2
     assert "SOLVER.EPOCHS -3.0: at least 0" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["SOLVER.IMS_PER_BATCH", "0"], "SOLVER.IMS_PER_BATCH 0: at least 1"),
+        (
+            ["SOLVER.EPOCHS", "0", "SOLVER.MAX_ITER", "0"],
+            "SOLVER.MAX_ITER 0: at least 1",
+        ),
+    ],
+)
+def test_epochs_are_counted_from_checked_values(written, tmp_path, capsys, words, said):
+    line = ["detect", "--dataset", "mine", "--data", str(written["VOC"].parent)]
+    line += ["--out", str(tmp_path / "run"), "--engine", "torchvision", *SMALL, *words]
+    assert program.main(line) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["SOLVER.MAX_ITER", "10"],
+        ["SOLVER.STEPS", "(6, 8)"],
+        ["SOLVER.MAX_ITER", "10", "SOLVER.STEPS", "(6, 8)"],
+        ["SOLVER.EPOCHS", "2", "SOLVER.MAX_ITER", "10"],
+    ],
+)
+def test_iterations_are_refused_where_epochs_are_the_length(words):
+    with pytest.raises(
+        BadInput, match=r"the length is SOLVER.EPOCHS .*SOLVER.EPOCHS 0"
+    ):
+        dialect.read("faster_rcnn_own", words)
+
+
+def test_iterations_and_steps_may_say_shares_of_the_epochs():
+    words = ["SOLVER.EPOCHS", "3", "SOLVER.MAX_ITER", "3", "SOLVER.STEPS", "(2,)"]
+    assert dialect.read("faster_rcnn_own", words).get("SOLVER.STEPS") == (2,)
+    words = ["SOLVER.EPOCHS", "0", "SOLVER.MAX_ITER", "10"]
+    assert dialect.read("faster_rcnn_own", words).get("SOLVER.MAX_ITER") == 10
 
 
 def one_image(base):

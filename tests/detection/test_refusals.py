@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.detection_runs import built, near_its_checkpoint, run_of_config
 
-from backbench.detection import backbones, dialect, train_net
+from backbench.detection import backbones, dialect, engine_torchvision, train_net
 from backbench.detection.data import images
 from backbench.detection.data.split import training_records
 from backbench.errors import BadInput
@@ -68,7 +68,11 @@ def edit(data, change, kind="instances", part="val"):
             ("MODEL.RPN.NMS_TRESH", "0.5"),
             "NMS_TRESH'; did you mean 'MODEL.RPN.NMS_THRESH'",
         ),
-        (("SOLVER.BASE_LR", "fast"), "SOLVER.BASE_LR"),
+        (("SOLVER.BASE_LR", "fast"), 'BASE_LR fast: must be a number, as "0.02"'),
+        (("INPUT.MIN_SIZE_TRAIN", "64"), r'TRAIN 64: must be a list, as "\['),
+        (("SOLVER.BASE_LR=0.1",), "write .* behind a space, SOLVER.BASE_LR 0.1"),
+        (("SOLVER.BASE_LR=1", "SEED=2"), "write .* space, SOLVER.BASE_LR 1$"),
+        (("SEED", "1", "--resume"), "--resume. stands behind .* flags go before"),
         (("SOLVER.BASE_LR",), "'SOLVER.BASE_LR' has no value"),
         (("DATASETS.TRAIN", "('scenes_trian',)"), "did you mean 'scenes_train'"),
         (("DATASETS.TEST", "('scenes_train',)"), "share 12 images"),
@@ -259,6 +263,12 @@ def test_a_batch_without_any_object_trains(tiny_root, tmp_path, trunk, task):
     total.backward()
     assert torch.isfinite(total)
     assert all(q.grad is not None for q in engine.model.parameters())
+
+
+def test_a_config_of_other_heads_names_the_engine_that_has_them():
+    given = dialect.read("mask_rcnn_R_50_C4_1x", [])
+    with pytest.raises(BadInput, match=r"build_resnet_backbone.*--engine detectron2"):
+        engine_torchvision.TorchvisionEngine.read_config(given)
 
 
 def test_a_config_must_state_what_the_engine_reads(tmp_path):
