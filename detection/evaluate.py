@@ -221,6 +221,8 @@ def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
     Raises BadInput if scoring is impossible: before the training, instead of after it.
     """
     shape = AP_KINDS[kind].shape
+    if shape == "segmentation":
+        _refuse_without_outline(split)
     numbers = image_numbers(split)
     rows = []
     for record in split.records[:REHEARSED]:
@@ -246,6 +248,19 @@ def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
     except BaseException as error:  # hotcoco's own panics are no Exceptions
         cause = " ".join(str(error).split())[:160]
         raise BadInput(f"{split.file}: its {kind} cannot be scored ({cause})") from None
+
+
+def _refuse_without_outline(split: Split) -> None:
+    """Raise BadInput for objects with a box alone, whose outline is an empty list.
+
+    Label programs write them so. No mask could find them, and COCO's tools end in an error."""
+    objects = json.loads(split.annotations())["annotations"]
+    bare = [each["id"] for each in objects if each["segmentation"] == []]
+    if bare:
+        raise BadInput(
+            f"{split.file}: {len(bare)} of {len(objects)} objects have an empty 'segmentation' (first"
+            f" annotation {bare[0]}), and masks are scored; {coco.OUTLINES_NEEDED}"
+        )
 
 
 def _empty_mask(height: int, width: int) -> dict[str, object]:

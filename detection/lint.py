@@ -309,6 +309,20 @@ def check_ground_truth(
         )
 
 
+def untaught(train: Split, val: Split) -> list[str]:
+    """Say which classes are scored and have nothing to learn from, in a line or none."""
+    taught = {a["category_id"] for r in train.records for a in r["annotations"]}
+    asked = {a["category_id"] for r in val.records for a in r["annotations"]}
+    names = [val.categories[label] for label in sorted(asked - taught)]
+    if not names:
+        return []
+    learnt, scored = train.name.removeprefix("own_"), val.name.removeprefix("own_")
+    return [
+        f"{learnt} has no object of {', '.join(names[:5])}, of which {scored} has some: their AP will"
+        " be 0"
+    ]
+
+
 def departures(
     cfg: CfgNode, task: DetectionTask, train: Split, val: Split
 ) -> list[str]:
@@ -351,14 +365,7 @@ def departures(
             f"BASE_LR {lr} for {batch} images per batch; {rate} at {images} scales to {wanted:.3g}"
         )
     # 3. The data
-    taught = {a["category_id"] for r in train.records for a in r["annotations"]}
-    asked = {a["category_id"] for r in val.records for a in r["annotations"]}
-    untaught = [val.categories[label] for label in sorted(asked - taught)]
-    if untaught:
-        out.append(
-            f"{train.name} has no object of {', '.join(untaught[:5])}, of which {val.name} has some: "
-            "their AP will be 0"
-        )
+    out += untaught(train, val)
     if not any(r["annotations"] for r in val.records):
         out.append(f"{val.name} has no ground truth at all: every AP will be undefined")
     for split in (train, val):

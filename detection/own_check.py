@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from backbench.datasets.boxes import box_folders
@@ -46,6 +47,9 @@ def check(base: Path) -> tuple[list[str], list[str]]:
         )
         for note in (*split.notes, *evaluate.health(split)):
             wrong.append(f"{part}: {note}")
+    said += _without_objects(train, scored)
+    wrong += _alike(scored.categories)
+    wrong += lint.untaught(train, scored)
     if posed:
         said.append(_keypoints(*posed))
         try:
@@ -53,6 +57,42 @@ def check(base: Path) -> tuple[list[str], list[str]]:
         except BadInput as error:
             wrong.append(str(error))
     return said, wrong
+
+
+def _without_objects(train: Split, scored: Split) -> list[str]:
+    """Say which classes and how many images have no object, as both are easily an oversight."""
+    there = set()
+    said = []
+    for split, use in ((train, "trained on"), (scored, "scored")):
+        empty = [r for r in split.records if not r["annotations"]]
+        if empty:
+            first = Path(empty[0]["file_name"]).name
+            said.append(
+                f"{len(empty)} of {len(split.records)} images that are {use} have no object, first"
+                f" {first}"
+            )
+        there |= {a["category_id"] for r in split.records for a in r["annotations"]}
+    absent = [n for k, n in enumerate(scored.categories) if k not in there]
+    if absent:
+        said.append(
+            f"{len(absent)} of {len(scored.categories)} classes have no object:"
+            f" {', '.join(absent[:MOST_CLASSES])}"
+        )
+    return said
+
+
+def _alike(categories: Sequence[str]) -> list[str]:
+    """Say which classes are perhaps one, spelled in two ways."""
+    spelled: dict[str, str] = {}
+    wrong = []
+    for name in categories:
+        other = spelled.setdefault(name.lower(), name)
+        if other != name:
+            wrong.append(
+                f"classes '{other}' and '{name}' differ by capital letters alone; if they are one,"
+                " spell it in one way"
+            )
+    return wrong
 
 
 def _keypoints(train: Split, scored: Split) -> str:

@@ -1,5 +1,6 @@
 """Reads JSON from elsewhere: bounded in size, depth and digits; ValueError for whatever is wrong."""
 
+import codecs
 import contextlib
 import json
 from pathlib import Path
@@ -18,7 +19,8 @@ def decode(text: str | bytes) -> Any:
     ValueError for anything else, for a value nested deeper than DEEPEST, and for whole numbers of
     more than MOST_DIGITS digits."""
     if isinstance(text, bytes):
-        text = text.decode("utf-8-sig")
+        # Programs of Windows put a mark of the byte order first
+        text = text.removeprefix(codecs.BOM_UTF8).decode()
     try:
         value = _DECODER.decode(text)
     except RecursionError:

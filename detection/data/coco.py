@@ -37,6 +37,7 @@ from backbench.untrusted import opening, printable
 
 SAMPLED = 20_000  # outlines that are compared with their boxes
 LARGEST_FILE = 8 * opening.GIGABYTE  # COCO's own files have half a gigabyte
+OUTLINES_NEEDED = "masks need an outline of each object; add it, or take faster_rcnn"
 LAYOUT = "COCO is ROOT/coco/{annotations,train2017,val2017}"
 # Dataset name -> (annotation file, folder of the images), both below ROOT. The names of COCO's
 # datasets are Detectron2's; "scenes" are the embedded ones.
@@ -464,7 +465,7 @@ def _without_boxes(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
         if row.get("bbox") is None and row.get("segmentation") is None:
             raise BadInput(f"{where} has no 'bbox', and no outline to compute it from")
         if task.outlines and row.get("segmentation") is None:
-            raise BadInput(f"{where} has no 'segmentation'")
+            raise BadInput(f"{where} has no 'segmentation'; {OUTLINES_NEEDED}")
     return data
 
 
@@ -483,7 +484,8 @@ def _refusal(error: ValidationError) -> BadInput:
     if len(path) == 2:
         return BadInput(f"{where}: {value} is not a row of `key: value`")
     if first["type"] == "missing" and len(path) == 3:
-        return BadInput(f"{where} has no '{path[2]}'")
+        needed = f"; {OUTLINES_NEEDED}" if path[2] == "segmentation" else ""
+        return BadInput(f"{where} has no '{path[2]}'{needed}")
     return BadInput(f"{where}: {path[2]} {value}: {said}")
 
 
@@ -503,7 +505,12 @@ def _refuse_ids(ids: Sequence[int | str], key: str) -> None:
 def _keypoint_names(categories: Sequence[CocoCategory]) -> tuple[str, ...]:
     """Return the names of the only category's keypoints."""
     names = tuple(categories[0].get("keypoints") or ())
-    if len(categories) != 1 or not names:
+    if len(categories) == 1 and not names:
+        raise BadInput(
+            f"category '{categories[0]['name']}' has no 'keypoints' list; write their names into it, in"
+            " the order of each object's keypoints"
+        )
+    if len(categories) != 1:
         first = ", ".join(category["name"] for category in categories[:3])
         raise BadInput(
             "keypoints need one category with a 'keypoints' list; "

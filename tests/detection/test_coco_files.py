@@ -233,7 +233,7 @@ def test_the_number_of_marks_is_counted_anew(parse):
         ),
         (
             pose_file(posed(), keypoints=None),
-            "keypoints need one category with a 'keypoints'",
+            "has no 'keypoints' list; write their names into it",
         ),
         (a_file(an_object()), "this has 2 (cat, dog)"),
     ],
@@ -492,4 +492,15 @@ def test_all_notes_of_a_file_come_together(parse):
     assert str(error.value) == said
     with pytest.raises(BadInput) as error:
         parse(a_file(objects[0], an_object(2, segmentation=None)), MASK_RCNN)
-    assert str(error.value) == "'annotations' number 2 has no 'segmentation'"
+    needed = "masks need an outline of each object; add it, or take faster_rcnn"
+    assert str(error.value) == f"'annotations' number 2 has no 'segmentation'; {needed}"
+    boxed = an_object(2)
+    del boxed["segmentation"]
+    with pytest.raises(BadInput) as error:
+        parse(a_file(an_object(1), boxed), MASK_RCNN)
+    assert str(error.value) == f"'annotations' number 2 has no 'segmentation'; {needed}"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(parse):
+    text = json.dumps(a_file(an_object())).encode()
+    assert parse(b"\xef\xbb\xbf" + text).records == parse(text).records

@@ -18,7 +18,7 @@ from support.records import rows_of
 
 from backbench.cli import program
 from backbench.datasets.boxes import box_folders, yolo_text
-from backbench.detection import dialect, lint, own_heads
+from backbench.detection import dialect, evaluate, lint, own_heads
 from backbench.detection.data import coco_lists, own
 from backbench.detection.run import count_in_epochs
 from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
@@ -255,6 +255,57 @@ def test_a_missing_label_file_means_no_objects(folder):
     (base / "labels" / "train" / "train_1.txt").unlink()
     train, _ = own.read(base, FASTER_RCNN)
     assert train.records[0]["annotations"] == []
+
+
+def checked(base, capsys):
+    """Return the exit status of `data check`, and its lines."""
+    status = program.main(["data", "check", base.name, "--data", str(base.parent)])
+    return status, capsys.readouterr().out.splitlines()
+
+
+def test_data_check_tells_what_has_no_object(folder, capsys):
+    base = folder("COCO")
+    status, lines = checked(base, capsys)
+    assert status == 0 and not any("no object" in line for line in lines)
+    for split in ("train", "val", "test"):
+        change_json(
+            base, lambda a: a["categories"].append({"id": 9, "name": "owl"}), split
+        )
+
+    def bare(about):
+        first = about["images"][0]["id"]
+        about["annotations"] = [
+            each for each in about["annotations"] if each["image_id"] != first
+        ]
+
+    change_json(base, bare, "test")
+    status, lines = checked(base, capsys)
+    assert status == 0
+    assert (
+        "mine: 1 of 3 images that are scored have no object, first test_1.png" in lines
+    )
+    assert "mine: 1 of 3 classes have no object: owl" in lines
+
+
+def test_data_check_tells_of_classes_that_are_perhaps_one(folder, capsys):
+    base = folder("VOC")
+    replaced(base / XML, "<name>cat<", "<name>Cat<")
+    status, lines = checked(base, capsys)
+    assert status == 1
+    assert (
+        "mine: PROBLEM: classes 'Cat' and 'cat' differ by capital letters alone; if they are one,"
+        " spell it in one way"
+    ) in lines
+
+
+def test_data_check_tells_of_classes_without_anything_to_learn_from(folder, capsys):
+    base = folder("VOC")
+    file = base / "Annotations" / "test_1.xml"
+    replaced(file, "<name>[a-z]+<", "<name>owl<")
+    status, lines = checked(base, capsys)
+    assert status == 1
+    (line,) = [each for each in lines if "their AP will be 0" in each]
+    assert "has no object of owl, of which mine_test has some" in line
 
 
 # Masks and keypoints
@@ -834,6 +885,23 @@ def test_few_images_without_a_split_are_refused(tmp_path):
 def test_keypoints_need_their_list(written):
     with pytest.raises(BadInput, match="keypoints need one category"):
         own.read(written["COCO"], KEYPOINT_RCNN)
+
+
+def test_objects_with_an_empty_outline_are_not_scored_as_masks(tmp_path):
+    """Label programs write [] for an object with a box alone."""
+    base = own_boxes.coco(tmp_path / "mine", outlines=True)
+    file = base / "annotations" / "instances_test.json"
+    about = json.loads(file.read_text())
+    about["annotations"][1]["segmentation"] = []
+    file.write_text(json.dumps(about))
+    _, scored = own.read(base, MASK_RCNN)
+    number = about["annotations"][1]["id"]
+    said = (
+        rf"1 of \d+ objects have an empty 'segmentation' \(first annotation {number}\)"
+    )
+    with pytest.raises(BadInput, match=rf"^{file}: {said}.* or take faster_rcnn$"):
+        evaluate.rehearse(scored, "segm", [])
+    evaluate.rehearse(scored, "bbox", [])
 
 
 def test_a_run_does_not_lie_in_its_boxes(folder, tmp_path, capsys):

@@ -203,7 +203,9 @@ def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
     with pytest.raises(BadInput, match="no annotation has keypoints"):
         prepare(data, tmp_path, trunk, name=name)
     edit(data, without_names, "person_keypoints", "train")
-    with pytest.raises(BadInput, match="one category with a 'keypoints' list"):
+    with pytest.raises(
+        BadInput, match="'digit' has no 'keypoints' list; write their names"
+    ):
         prepare(data, tmp_path, trunk, name=name)
 
 
