@@ -40,6 +40,9 @@ from backbench.runs import atomic
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
 from backbench.untrusted import opening
 
+# Files beside class folders that tell of a dataset, by their names without the ending
+NOTES = ("changelog", "citation", "licence", "license", "readme")
+
 
 def run_list(request: DataListRequest) -> Outcome:
     """Print a line for each dataset below ROOT."""
@@ -265,7 +268,7 @@ def _ignored(base: Path) -> list[str]:
         folders[""] = base
     out = []
     for split, folder in folders.items():
-        left = image_list.ignored(folder)
+        left = [name for name in image_list.ignored(folder) if not _is_note(name)]
         if left:
             kinds = Counter(
                 Path(name).suffix.lower() or "without a suffix" for name in left
@@ -277,6 +280,11 @@ def _ignored(base: Path) -> list[str]:
                 f"{split}{len(left)} files are ignored ({counts}), {left[0]} first"
             )
     return out
+
+
+def _is_note(name: str) -> bool:
+    """Return True for a file beside the class folders that tells of the dataset."""
+    return name == catalog.RECORD or name.partition(".")[0].lower() in NOTES
 
 
 def _refused(name: str, found: Splits) -> set[str]:

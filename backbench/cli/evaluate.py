@@ -174,7 +174,7 @@ def run(request: EvaluateRequest) -> Outcome:
 
 
 def tell_untrained(checkpoints: Sequence[Checkpoint]) -> None:
-    """Warn of each checkpoint that looks untrained, as where a load with strict=False took nothing."""
+    """Warn of each checkpoint that looks untrained, as where a load took nothing and said nothing."""
     from backbench.weights.inspecting import untrained_signs
 
     for checkpoint in checkpoints:

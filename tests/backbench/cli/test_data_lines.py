@@ -81,6 +81,18 @@ def test_files_of_an_undivided_folder_are_counted_too(tmp_path):
     ]
 
 
+def test_files_that_tell_of_the_dataset_are_no_problem(tmp_path):
+    for name in ("a/1.png", "b/1.png", "README.md", "LICENSE", "backbench-splits.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert data._ignored(tmp_path) == []
+    # In a class folder they are what nobody expects
+    (tmp_path / "a" / "readme.txt").touch()
+    assert data._ignored(tmp_path) == [
+        "1 files are ignored (1 .txt), a/readme.txt first"
+    ]
+
+
 def test_images_that_cannot_be_read_are_told_one_by_one(tmp_path):
     for name in ("1.png", "3.png"):
         Image.new("RGB", (4, 6)).save(tmp_path / name)

@@ -332,7 +332,7 @@ def test_what_is_next_is_told_where_no_task_was_named(steps, tmp_path):
 
 
 def test_weights_that_look_untrained_are_told(caplog):
-    """As a file that was written after a load with strict=False, which took nothing."""
+    """As a file that was written after a load that took nothing and said nothing."""
     state = build_trunk("resnet18").state_dict()
     asked = Checkpoint(arch="resnet18", method="random", state_dict=state, epochs=0)
     mine = Checkpoint(arch="resnet18", method="m", state_dict=state).described(
