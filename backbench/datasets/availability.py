@@ -133,18 +133,28 @@ def _detected_in(request: DetectRequest) -> list[str]:
         word.startswith("DATASETS.") for word in request.opts
     ):
         return []
-    path = config.find_recipe(request.config_file, "detection")
-    values = config.read_detector(path)
-    folders = []
-    for key in ("DATASETS.TRAIN", "DATASETS.TEST"):
-        for name in values.get(key) or ():
-            words = str(name).split("_")
-            for folder in box_folders.NAMED_BY_CONFIGS:
-                year = folder.removeprefix("VOC")
-                of_voc = year != folder and words[:2] == ["voc", year]
-                if (folder in words or of_voc) and folder not in folders:
-                    folders.append(folder)
-    return folders
+    try:
+        path = config.find_recipe(request.config_file, "detection")
+        values = config.read_detector(path)
+    except BadInput:
+        return []
+    names = [
+        *(values.get("DATASETS.TRAIN") or ()),
+        *(values.get("DATASETS.TEST") or ()),
+    ]
+    folders = [_folder_of(str(name)) for name in names]
+    return [folder for folder in dict.fromkeys(folders) if folder is not None]
+
+
+def _folder_of(name: str) -> str | None:
+    """Return the folder below ROOT of a dataset that configs name; None for any other dataset."""
+    words = name.split("_")
+    if words[0] == "voc":  # voc_2007_trainval lies in VOC2007
+        words = [f"VOC{year}" for year in words[1:2]]
+    for folder in box_folders.NAMED_BY_CONFIGS:
+        if folder in words:
+            return folder
+    return None
 
 
 def _takes_several_classes(request: LinearRequest | OodRequest) -> bool:

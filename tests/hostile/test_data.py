@@ -109,10 +109,10 @@ def png(width, height, *extra):
 def test_an_image_of_a_gigapixel(tmp_path):
     data = png(14_000, 14_000)
     assert len(data) < 2_000_000
-    with pytest.raises(BadInput, match="corrupt image"):
+    with pytest.raises(BadInput, match="more than 178,956,970 pixels"):
         image_list.decode_array(data, "x.png")
     (tmp_path / "x.png").write_bytes(data)
-    with pytest.raises(BadInput, match="corrupt image"):
+    with pytest.raises(BadInput, match="more than 178,956,970 pixels"):
         image_list.decode(tmp_path / "x.png")
 
 

@@ -130,7 +130,8 @@ def test_boxes_one_folder_down_are_told(tmp_path, base):
     touch(base, "code/x.py", "BCCD/JPEGImages/0.jpg", "BCCD/Annotations/0.xml")
     with pytest.raises(BadInput) as error:
         read(tmp_path)
-    assert str(error.value).startswith(f"{base / 'BCCD'}: holds boxes")
+    hint = f"its folder BCCD holds boxes; name {base / 'BCCD'}"
+    assert str(error.value).endswith(f"; if boxes are meant: {hint}")
 
 
 @pytest.mark.parametrize("split", ["", "train/"])

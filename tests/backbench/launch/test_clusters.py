@@ -71,6 +71,7 @@ def test_bad_clusters_are_refused_in_a_file_and_on_the_command_line(
 
 @pytest.mark.parametrize("verb", ["retry", "cancel"])
 def test_an_empty_cluster_or_changes_of_none_are_refused(lab, bad_input, verb):
+    (lab.root / "runs").mkdir()
     bad_input(lab.launch(verb, "runs", "--cluster", ""), "no recipe ''")
     said = "cluster.jobs=1: say of which cluster, --cluster FILE"
     bad_input(lab.launch(verb, "runs", "cluster.jobs=1"), said)
