@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import itertools
 import shlex
+import time
 import zlib
 from array import array
 from collections import defaultdict
@@ -27,6 +28,7 @@ from backbench.runs.run_progress import QUIET_SECONDS, Progress
 
 AT_ONCE = 1000  # files between two looks at the clock
 READERS = 8  # threads
+BUSY = 0.5  # share of the processor in the time of reading; below it, the disk is waited for
 NONE_SHARED = "no test image is in train or val\n"
 
 
@@ -163,11 +165,12 @@ def shared_content(
     )
     out: list[tuple[int, int]] = []
     with ThreadPoolExecutor(READERS) as pool:
+        readers = Readers(pool)
         for entries in _batches(alike.values()):
             # 2. The first and last 4 KiB tell nearly all pictures apart
-            for equal_ends in _grouped(entries, _ends, pool, a, b):
+            for equal_ends in _grouped(entries, _ends, readers, a, b):
                 # 3. The whole content decides
-                for equal in _grouped(equal_ends, _content, pool, a, b):
+                for equal in _grouped(equal_ends, _content, readers, a, b):
                     in_a = [entry.place for entry in equal if entry.images is a]
                     in_b = [entry.place for entry in equal if entry.images is b]
                     # One partner is enough to name
@@ -195,25 +198,49 @@ def _content(entry: Entry) -> bytes:
     return entry.images.read(entry.place)
 
 
+class Readers:
+    """Reads images one by one, and side by side from the first time that reading waits for the disk.
+
+    Threads that find all files in memory wait for each other instead, which takes longer."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.pool = pool
+        self.waits = False
+
+    def digests(
+        self, entries: Sequence[Entry], part: Callable[[Entry], bytes]
+    ) -> list[bytes]:
+        """Return the digest of each image's `part`, in order."""
+
+        def digests_of(some: Sequence[Entry]) -> list[bytes]:
+            return [hashlib.sha256(part(entry)).digest() for entry in some]
+
+        # A slice for each thread, as handing over single files would cost more than reading them
+        each = -(-len(entries) // READERS) or 1
+        slices = [entries[i : i + each] for i in range(0, len(entries), each)]
+        found: list[bytes] = []
+        while slices and not self.waits:
+            begin = time.perf_counter()
+            busy = time.process_time()
+            found += digests_of(slices.pop(0))
+            busy = time.process_time() - busy
+            self.waits = busy < BUSY * (time.perf_counter() - begin)
+        for digests in self.pool.map(digests_of, slices):
+            found += digests
+        return found
+
+
 def _grouped(
     entries: Sequence[Entry],
     part: Callable[[Entry], bytes],
-    pool: ThreadPoolExecutor,
+    readers: Readers,
     a: ImageList,
     b: ImageList,
 ) -> list[list[Entry]]:
     """Group images by their `part`; keep the groups with images of both `a` and `b`."""
-
-    def digests(some: Sequence[Entry]) -> list[bytes]:
-        return [hashlib.sha256(part(entry)).digest() for entry in some]
-
-    # A slice for each thread, as handing over single files would cost more than reading them
-    each = -(-len(entries) // READERS) or 1
-    slices = [entries[i : i + each] for i in range(0, len(entries), each)]
     groups: dict[bytes, list[Entry]] = defaultdict(list)
-    for some, found in zip(slices, pool.map(digests, slices)):
-        for entry, digest in zip(some, found):
-            groups[digest].append(entry)
+    for entry, digest in zip(entries, readers.digests(entries, part), strict=True):
+        groups[digest].append(entry)
     return [
         group
         for group in groups.values()

@@ -3,7 +3,9 @@
 import hashlib
 import os
 import random
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -448,6 +450,44 @@ def test_every_shared_file_has_one_partner(tmp_path, monkeypatch, at_once, reade
     assert shared == [("8", "r"), ("6", "q"), ("5", "u"), ("4", "r"), ("2", "w")]
     nothing = files_of(tmp_path / "c", {})
     assert walk.shared_content(a, sizes(one), nothing, sizes({})) == []
+
+
+class Clocks:
+    """Stands in for `time`: each file takes the processor a second, and the disk as many as said."""
+
+    def __init__(self, waits):
+        self.waits = waits
+        self.busy = self.passed = 0.0
+
+    def read(self, _entry):
+        self.busy += 1
+        self.passed += 1 + self.waits.pop(0)
+        return threading.current_thread().name.encode()
+
+    def process_time(self):
+        return self.busy
+
+    def perf_counter(self):
+        return self.passed
+
+
+@pytest.mark.parametrize(
+    ("waits", "alone"), [([0] * 8, 8), ([2] * 8, 1), ([0, 0.5, 0, 9, 0, 0, 0, 0], 4)]
+)
+def test_threads_read_from_the_first_wait_for_the_disk(monkeypatch, waits, alone):
+    clocks = Clocks(waits)
+    monkeypatch.setattr(walk, "time", clocks)
+    here = hashlib.sha256(threading.current_thread().name.encode()).digest()
+    with ThreadPoolExecutor(1) as pool:
+        readers = walk.Readers(pool)
+        found = readers.digests(range(8), clocks.read)
+        assert [digest == here for digest in found] == [True] * alone + [False] * (
+            8 - alone
+        )
+        # And for as long as there is something to read
+        clocks.waits = [0] * 8
+        found = readers.digests(range(8), clocks.read)
+        assert found.count(here) == (8 if alone == 8 else 0)
 
 
 def test_groups_are_joined_until_there_are_enough(monkeypatch):
