@@ -222,8 +222,9 @@ def why_drained(*, or_down: bool = False) -> str:
 
 def output(*command: str) -> str:
     """What a command of Slurm's says; it may fail."""
+    # A signal to a node that is down is sent again and again, on a loaded machine for over a minute
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False
+        command, capture_output=True, text=True, timeout=300, check=False
     )
     return done.stdout
 
