@@ -20,7 +20,7 @@ VERBS = {
     "test": "evaluate",
     "train": "pretrain",
 }
-# Options of other programs: what is said here, where a verb has it
+# Options of other programs: what is said here, where a verb has it. -j is looked up as --j
 OPTIONS = {
     "--ckpt": "MODEL",
     "--checkpoint": "MODEL",

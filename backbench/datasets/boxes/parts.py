@@ -173,7 +173,8 @@ def near(name: str, folder: Path) -> str:
     same = [each for each in there if each.lower() == wanted]
     stem = wanted.rpartition(".")[0] if is_image(wanted) else wanted
     alike = [each for each in there if Path(each).stem.lower() == stem]
-    return next(iter([*same, *alike]), "")
+    meant = [*same, *alike]
+    return meant[0] if meant else ""
 
 
 def below(image: Path, base: Path) -> str:

@@ -64,8 +64,10 @@ def find(base: Path) -> dict[str, BoxPart] | None:
         return {UNDIVIDED: _paired(where, base, pictures, labels)}
     divided = [each for each in split_folders(base) if files_in(each[1], ".xml")]
     beside = one_each(divided)
-    if not beside and _is_voc(files_in(base, ".xml")[:1]):
-        beside = {UNDIVIDED: base}
+    if not beside:
+        in_base = files_in(base, ".xml")
+        if in_base and _is_voc(in_base[0]):
+            beside = {UNDIVIDED: base}
     parts = {}
     for split, folder in beside.items():
         labels = {file.stem: file for file in files_in(folder, ".xml")}
@@ -73,16 +75,15 @@ def find(base: Path) -> dict[str, BoxPart] | None:
     return parts or None
 
 
-def _is_voc(files: list[Path]) -> bool:
-    """Return whether there is a file and it is VOC's, or cannot be read: reading it then says why."""
-    for file in files:
-        try:
-            tree = ET.fromstring(opening.read_bytes(file, most=LARGEST_LABELS))
-        except (OSError, ET.ParseError, ValueError, LookupError):
-            return True
-        # Others write one file for all images, as CVAT's <annotations>
-        return tree.tag != "annotations"
-    return False
+def _is_voc(file: Path) -> bool:
+    """Return False for one file of all images, as CVAT's <annotations>.
+
+    A file that cannot be read is taken for VOC's: reading it as that says what is wrong."""
+    try:
+        tree = ET.fromstring(opening.read_bytes(file, most=LARGEST_LABELS))
+    except (OSError, ET.ParseError, ValueError, LookupError):
+        return True
+    return tree.tag != "annotations"
 
 
 def _lists(base: Path) -> dict[str, Path]:
