@@ -253,7 +253,8 @@ def steps(monkeypatch):
     monkeypatch.setattr(evaluate.wanted, "refuse_boxes", note("boxes"))
     monkeypatch.setattr(evaluate, "measure", measure)
     monkeypatch.setattr(evaluate, "sayings", lambda plan: ["a saying"])
-    for name in ("refuse", "tell_plan", "tell_more_seeds", "tell_what_is_next"):
+    told = ("tell_untrained", "tell_plan", "tell_more_seeds", "tell_what_is_next")
+    for name in ("refuse", *told):
         monkeypatch.setattr(evaluate, name, note(name))
     monkeypatch.setattr(
         evaluate,
@@ -284,6 +285,7 @@ def test_an_evaluation_is_refused_told_measured_and_shown(steps, tmp_path, capsy
     assert names(steps) == [
         "tasks",
         "boxes",
+        "tell_untrained",
         "refuse",
         "tell_plan",
         "measure",

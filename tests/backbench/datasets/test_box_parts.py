@@ -429,3 +429,14 @@ def test_notes_beside_classes_are_no_boxes(folder):
     assert box_folders.almost(base) == ""
     with pytest.raises(BadInput, match=r"<class>/<image>$"):
         catalog.present("mine", base.parent)
+
+
+def test_the_image_that_a_wrong_name_means(tmp_path):
+    for name in ("b.jpg", "b.png", "B.txt"):
+        (tmp_path / name).touch()
+    # The same name but for its folders and its letters, before one of another ending
+    assert parts.near("/lab/x/b.png", tmp_path) == "b.png"
+    assert parts.near(r"C:\x\B.JPG", tmp_path) == "b.jpg"
+    assert parts.near("b", tmp_path) == parts.near("b.tif", tmp_path) == "b.jpg"
+    assert parts.near("c.png", tmp_path) == ""
+    assert parts.near("b.png", tmp_path / "none") == ""
