@@ -121,7 +121,10 @@ def out_inside(request: Request) -> None:
 def _pretrained_on(request: PretrainRequest) -> list[str]:
     """Return the name of the dataset that a pretraining's recipe names, as a list; none where the
     recipe is no recipe, which is said where it is read."""
-    recipe = config.read_recipe(config.find_recipe(request.recipe, "pretrain"))
+    try:
+        recipe = config.read_recipe(config.find_recipe(request.recipe, "pretrain"))
+    except BadInput:
+        return []
     data = config.apply_overrides(recipe, request.overrides).get("data")
     return [str(data.get("dataset"))] if isinstance(data, dict) else []
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from PIL import Image
 
+from backbench.cli import program
 from backbench.datasets import availability
 from backbench.errors import BadInput
 from backbench.requests.parsing import parse
@@ -201,3 +202,14 @@ def test_what_is_below_a_folder_is_listed_with_what_is_wrong(root):
     assert "coco" not in rows
     known = {row["name"] for row in availability.listed(root / "none")}
     assert known == rows.keys() - {"mine", "cells", "odd", "half"}
+
+
+def test_a_recipe_that_is_none_is_left_to_its_reader(tmp_path, capsys):
+    """`simclr` is a method; looking for its dataset first would only say that it is no recipe."""
+    (tmp_path / "data").mkdir()
+    words = ["pretrain", "simclr", "--data", str(tmp_path / "data")]
+    words += ["--out", str(tmp_path / "out")]
+    assert program.main(words) == 2
+    said = capsys.readouterr().err
+    assert "simclr: a method, which trains on pictures of your own" in said
+    assert not (tmp_path / "out").exists()
