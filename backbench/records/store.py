@@ -15,7 +15,7 @@ from typing import Any
 
 from backbench.errors import BadInput
 from backbench.records.origin import code_revision, hardware, versions
-from backbench.records.result_line import SCHEMA, Origin, Result, parse
+from backbench.records.result_line import SCHEMA, Origin, Result, parse_line
 from backbench.runs import atomic
 from backbench.runs.folder import OWED_FILE, RESULTS_FILE, RUN_FILE
 from backbench.runs.lock import NO_LOCKS
@@ -201,7 +201,7 @@ def read_file(file: Path) -> Iterator[Result | str]:
             if not line.strip():
                 continue
             try:
-                yield parse(jsons.decode_line(line))
+                yield parse_line(line)
             except BadInput as error:
                 yield f"{where}:{number}: {printable.shown(str(error))}"
             except ValueError as error:

@@ -65,12 +65,19 @@ def decode_line(line: bytes) -> Any:
     """
     from pydantic_core import from_json
 
-    too_long = b"0" * (MOST_DIGITS + 1) in line.translate(_DIGITS_TO_0)
-    too_deep = line.count(b"[") + line.count(b"{") > DEEPEST
-    if not too_long and not too_deep:
+    if is_bounded(line):
         with contextlib.suppress(ValueError):
             return from_json(line)
     return decode(line)
+
+
+def is_bounded(line: bytes) -> bool:
+    """Return True where no value can be nested too deep and no number can be too long.
+
+    A quick look at the bytes: brackets and digits inside strings count, too."""
+    too_long = b"0" * (MOST_DIGITS + 1) in line.translate(_DIGITS_TO_0)
+    too_deep = line.count(b"[") + line.count(b"{") > DEEPEST
+    return not too_long and not too_deep
 
 
 def read(path: str | Path, *, most: int = 64 * opening.MEGABYTE) -> Any:

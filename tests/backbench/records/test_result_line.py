@@ -8,7 +8,9 @@ import pytest
 from support.records import a_result
 
 from backbench.errors import BadInput
-from backbench.records.result_line import LARGEST, parse
+from backbench.records import result_line, store
+from backbench.records.result_line import LARGEST, parse, parse_line
+from backbench.untrusted import jsons
 
 LINE = json.loads(json.dumps(dataclasses.asdict(a_result(provenance={}))))
 
@@ -118,3 +120,71 @@ def test_a_column_is_named_by_the_parts_of_its_line():
     assert a_result(provenance={}).column == "linear/digits/top1@linear-demo-v1"
     other = dataclasses.replace(row, origin={"recorded": 1.0})
     assert other == row and dataclasses.replace(row, seed=1) != row
+
+
+# Values of any type, in place of that of any key
+ODD = [None, True, 0, 1.0, 10**39, float("nan"), "", "x" * 200, "\ud800", "\u202e", []]
+ODD += [
+    [1, 2.0],
+    ["a"],
+    {},
+    {"schema": 1, "seed": 0},
+    "/etc",
+    '"schema": 1, "seed": 0}',
+]
+
+
+def written(line):
+    """The line in bytes, its keys in the order of `store.append`."""
+    return json.dumps(line, sort_keys=True).encode() + b"\n"
+
+
+def outcome(read, line):
+    """The result with the types of its values; or why it is none."""
+    try:
+        return repr(read(line))
+    except BadInput as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("key", [*LINE, *BOUNDS])
+def test_a_line_in_bytes_is_read_as_its_dict_is(key):
+    allowed, refused = BOUNDS.get(key, ([], []))
+    for value in [*allowed, *refused, *ODD]:
+        line = changed(key, value)
+        # What JSON holds of it: lists for tuples
+        data = json.loads(json.dumps(line))
+        assert outcome(parse_line, written(line)) == outcome(parse, data), value
+
+
+def test_a_schema_must_stand_in_the_line_itself():
+    below = changed("provenance.more", {"schema": 1, "seed": 0})
+    del below["schema"]
+    last = changed("chosen", {"x": LINE["schema"]})
+    del last["schema"]
+    for line in (below, last, changed("schema", True), changed("schema", 1.0)):
+        for content in (written(line), json.dumps(line).encode()):
+            with pytest.raises(BadInput, match="not counted; this version reads 1"):
+                parse_line(content)
+
+
+def test_a_line_is_bounded_in_depth_and_digits():
+    deep = []
+    for _ in range(jsons.DEEPEST):
+        deep = [deep]
+    for value, why in ((10**jsons.MOST_DIGITS, "41 digits"), (deep, "60 levels deep")):
+        with pytest.raises(ValueError, match=why):
+            parse_line(written(changed("provenance.more", value)))
+
+
+def test_lines_of_this_suite_are_read_without_a_dict(tmp_path, monkeypatch):
+    row = a_result(provenance={"recipe": {"epochs": [1]}, "trained_on": ["a"]})
+    store.append(tmp_path, [row])
+    lines = (tmp_path / "results.jsonl").read_bytes().splitlines(keepends=True)
+    other = json.dumps(json.loads(lines[0])).encode().replace(b'"schema": 1, ', b"")
+    other = other.rstrip(b"}") + b', "schema": 1}'
+    asked = []
+    monkeypatch.setattr(result_line, "parse", asked.append)
+    assert parse_line(lines[0]) == row and asked == []
+    parse_line(other)
+    assert asked[0]["name"] == "x"
