@@ -153,7 +153,7 @@ class Measurement(NamedTuple):
         return float(self.result.origin.get("recorded") or 0.0)
 
 
-@dataclass
+@dataclass(slots=True)
 class Cell:
     """The number of a row in a column, in percent."""
 
@@ -345,7 +345,8 @@ def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> B
         where = (measurement.result.checkpoint, column)
         parts.setdefault(where, []).append(measurement)
     for where, of_cell in parts.items():
-        board.cells[where] = _cell(sorted(of_cell, key=lambda m: m.result.seed))
+        of_cell.sort(key=lambda measurement: measurement.result.seed)
+        board.cells[where] = _cell(of_cell)
     # 4. A row for each checkpoint. Of two names, the one recorded last counts.
     by_time = sorted(counted, key=lambda one: one[0].recorded)
     newest = {
@@ -423,10 +424,13 @@ def _recorded_last(
 def _cell(parts: list[Measurement]) -> Cell:
     """Return one seed as measured, or the mean of several; the note says why it is not ranked."""
     cell = _of_seeds(parts)
-    reasons = [flaws.flaw(part.result) for part in parts]
-    why = next((reason for reason in reasons if reason), "")
+    why = ""
+    for result, _ in parts:
+        why = why or flaws.flaw(result)
     cell.settled = not why
-    cell.note = joined("; ", cell.note, why or flaws.remark(parts[0].result))
+    remark = why or flaws.remark(parts[0].result)
+    if remark:
+        cell.note = joined("; ", cell.note, remark)
     return cell
 
 

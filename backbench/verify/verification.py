@@ -232,14 +232,13 @@ def _refuse_choice(r: Result) -> None:
     scores = chosen.get("scores")
     if not isinstance(scores, dict) or not scores:
         return
-    order = grid or list(scores)
-    if set(order) != set(scores):
+    if grid and set(grid) != set(scores):
         raise _Unfit(
-            f"its scores are not of its recipe's grid ({', '.join(order)[:80]})"
+            f"its scores are not of its recipe's grid ({', '.join(grid)[:80]})"
         )
     # Of equal scores the first of the grid counts: the smallest rate, the strongest penalty.
     # Without a grid nobody knows their order.
-    highest = max(order, key=scores.__getitem__)
+    highest = max(grid or scores, key=scores.__getitem__)
     is_best = best == highest if grid else scores[best] == scores[highest]
     if not is_best:
         raise _Unfit(f"its {name} {best} is not the best of its scores, {highest} is")
