@@ -4,7 +4,14 @@ import time
 from collections import Counter
 
 from backbench.board import export, overall
-from backbench.board.board import Board, Column, collect, compare_rows, text_of
+from backbench.board.board import (
+    Board,
+    Column,
+    collect,
+    compare_rows,
+    many_objects,
+    text_of,
+)
 from backbench.board.overall import Overall
 from backbench.board.verdict import some
 from backbench.errors import EXIT_FAILED, BadInput
@@ -23,6 +30,7 @@ ROWS = 30  # of the table on standard output
 STATISTICS = ("nuclear_norm", "rankme", "ece", "nll_t")
 
 
+@many_objects()
 def run(request: LeaderboardRequest) -> Outcome:
     """Return 1 if --check finds a number outside its tolerance, one not judged, or none at all."""
     start = time.perf_counter()
