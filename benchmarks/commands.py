@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from machine import least, print_ratios
 from support import boards, fake_verbs, slurm_cluster
 
-from backbench.board.board import collect, many_objects, read_verified
+from backbench.board.board import collect, read_verified
 from backbench.board.export import write_csv
 from backbench.board.overall import overall
 from backbench.cli import program
@@ -35,6 +35,7 @@ from backbench.launch.grid import read_grid
 from backbench.launch.records import Ledger
 from backbench.launch.view import Snapshot
 from backbench.records import store
+from backbench.runs.garbage import many_objects
 from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
 

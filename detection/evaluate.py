@@ -13,6 +13,7 @@ import io
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
@@ -24,7 +25,9 @@ from backbench.detection.data import coco
 from backbench.detection.data.dataset_dicts import Detection
 from backbench.detection.data.split import Split
 from backbench.errors import BadInput
+from backbench.parallel import loading
 from backbench.runs import seeding
+from backbench.runs.garbage import many_objects
 from backbench.stats import coco_ap, confidence
 from backbench.stats.resampling import AP_COUNT
 
@@ -35,6 +38,7 @@ REHEARSED = 100  # images whose objects `rehearse` scores
 CHECKED = 100  # images that pycocotools scores, too
 # Both add the same numbers in another order
 ROUNDING = 1e-9
+MOST_THREADS = 4  # that compute APs of draws; each holds some 50 MB
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class ImageMatches(TypedDict):
     dtIgnore: Sequence[Sequence[int]]  # (T, d)
 
 
+@many_objects()
 def score(
     split: Split,
     detections: Sequence[Detection],
@@ -443,9 +448,7 @@ def weighted_ap(
     all areas and the largest number of detections. `ev` is left with the matching of the last
     category.
     """
-    total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
-    counted = torch.zeros(len(weights), 1, dtype=torch.float64)
-    whole = weights.numpy().astype(np.intp)
+    whole = weights.numpy().astype(np.int32)
     image = np.array([row["image_id"] for row in rows])
     label = np.array([row["category_id"] for row in rows])
     score = np.array([row["score"] for row in rows])
@@ -453,17 +456,23 @@ def weighted_ap(
     # category at once are gigabytes of lists.
     ev.params.area_rng = ev.params.area_rng[:1]
     ev.params.area_rng_lbl = ["all"]
-    for category in range(1, 1 + categories):
-        mine = label == category
-        ranked = ranked_detections(
-            ev, category, image[mine], score[mine], weights.shape[1]
-        )
-        # A category counts in the draws that have ground truth of it.
-        has_truth = weights @ torch.from_numpy(ranked.truths) > 0
-        if not has_truth.any():
-            continue
+    # APs of draws are numpy's work, which threads share; the next category is matched meanwhile.
+    jobs: list[tuple[Tensor, Future[np.ndarray]]] = []
+    with ThreadPoolExecutor(min(MOST_THREADS, loading.cores())) as pool:
+        for category in range(1, 1 + categories):
+            mine = label == category
+            ranked = ranked_detections(
+                ev, category, image[mine], score[mine], weights.shape[1]
+            )
+            # A category counts in the draws that have ground truth of it.
+            has_truth = weights @ torch.from_numpy(ranked.truths) > 0
+            if has_truth.any():
+                jobs.append((has_truth, pool.submit(coco_ap.aps, ranked, whole)))
+    total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
+    counted = torch.zeros(len(weights), 1, dtype=torch.float64)
+    for has_truth, aps in jobs:
         counted[has_truth] += 1
-        total[has_truth] += torch.from_numpy(coco_ap.aps(ranked, whole))[has_truth]
+        total[has_truth] += torch.from_numpy(aps.result())[has_truth]
     return total / counted.masked_fill(counted == 0, float("nan"))
 
 

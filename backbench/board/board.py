@@ -6,13 +6,11 @@ Published rows (published/board_rows.py) are marked, and never averaged or ranke
 ones. The files beside this one write a board; none of them is imported here.
 """
 
-import contextlib
-import gc
 import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +21,7 @@ from backbench.recipes import fast
 from backbench.records import column_keys, store, trunk_costs
 from backbench.records.store import Result
 from backbench.records.trunk_costs import TrunkCost
+from backbench.runs.garbage import many_objects
 from backbench.stats import confidence
 from backbench.stats.paired_differences import Difference, tied_with_first
 from backbench.stats.training_noise import FEWEST, NOTHING_TRAINED, TrainingNoise
@@ -307,18 +306,6 @@ def read_verified(files: Iterable[Path], problems: list[str]) -> list[Measuremen
                 result.origin["verified"] = verdict.level
                 measurements.append(Measurement(result, file.parent))
     return measurements
-
-
-@contextlib.contextmanager
-def many_objects() -> Iterator[None]:
-    """Switch garbage collection off while 10^5 results are made: it would scan all of them often."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:

@@ -21,7 +21,6 @@ from backbench.board.board import (
     Column,
     Measurement,
     PairedDifference,
-    many_objects,
     noise_of,
     noise_words,
     standing,
@@ -46,6 +45,7 @@ from backbench.board.page_records import (
 )
 from backbench.board.verdict import listed
 from backbench.runs import atomic
+from backbench.runs.garbage import many_objects
 from backbench.tasks import TASKS
 from backbench.verify import verification
 

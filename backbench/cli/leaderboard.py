@@ -9,7 +9,6 @@ from backbench.board.board import (
     Column,
     collect,
     compare_rows,
-    many_objects,
     text_of,
 )
 from backbench.board.overall import Overall
@@ -21,6 +20,7 @@ from backbench.published.judge import Judged, judge, not_judged
 from backbench.requests.options import Outcome
 from backbench.requests.runs import LeaderboardRequest
 from backbench.runs.folder import RESULTS_FILE
+from backbench.runs.garbage import many_objects
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.untrusted import printable

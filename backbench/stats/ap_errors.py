@@ -59,7 +59,7 @@ def costs(outcomes: Outcomes, counts: np.ndarray) -> dict[str, np.ndarray]:
 
     `counts` (draws, images) says how often a draw has each image. A cost is never negative, as in
     TIDE: what mending takes away is the rounding of recalls. It is NaN in a draw without objects."""
-    weights = np.ascontiguousarray(counts, dtype=np.intp)
+    weights = np.ascontiguousarray(counts, dtype=np.int32)
     before = _ap50(outcomes, HIT, weights)
     found = {}
     for name, kind in ERRORS.items():
@@ -70,13 +70,13 @@ def costs(outcomes: Outcomes, counts: np.ndarray) -> dict[str, np.ndarray]:
 
 def ap50(outcomes: Outcomes) -> float:
     """Return the AP50 of all images as they are, in percent."""
-    return 100 * float(_ap50(outcomes, HIT, np.ones((1, outcomes.images), np.intp))[0])
+    return 100 * float(_ap50(outcomes, HIT, np.ones((1, outcomes.images), np.int32))[0])
 
 
 def _ap50(o: Outcomes, mended: int, weights: np.ndarray) -> np.ndarray:
     """Return the AP50 of each draw, from 0 to 1, once errors of the kind `mended` are; HIT mends none.
 
-    `weights` (draws, images) intp says how often a draw has each image."""
+    `weights` (draws, images) int32 says how often a draw has each image."""
     # 1. The detections that count, as they are after mending
     category = o.category
     hit = o.fault == HIT

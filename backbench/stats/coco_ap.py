@@ -35,8 +35,9 @@ class RankedDetections:
 def aps(ranked: RankedDetections, weights: np.ndarray) -> np.ndarray:
     """Compute one category's AP, from 0 to 1, of each draw at each threshold: (draws, T).
 
-    `weights` (draws, N) intp says how often a draw has each image. The AP of a draw without any
-    object is meaningless; the caller must leave it out.
+    `weights` (draws, N) says how often a draw has each image, in whole numbers; counts are held in
+    their type, and those of 32 bits are faster. The AP of a draw without any object is meaningless; the
+    caller must leave it out.
     """
     draws = len(weights)
     out = np.zeros((draws, len(ranked.hit)))
@@ -56,7 +57,7 @@ def _aps_of_block(ranked: RankedDetections, weights: np.ndarray) -> np.ndarray:
     times = weights.take(ranked.image, axis=1)
     some_hit = np.flatnonzero(ranked.hit.any(0))
     times_hit = times.take(some_hit, axis=1)
-    detections = times.cumsum(1).take(some_hit, axis=1)
+    detections = _summed(times).take(some_hit, axis=1)
     of_thresholds = []
     for hit, miss in zip(ranked.hit, ranked.miss, strict=True):
         hits = np.flatnonzero(hit[some_hit])
@@ -64,9 +65,15 @@ def _aps_of_block(ranked: RankedDetections, weights: np.ndarray) -> np.ndarray:
         ignored = np.flatnonzero(~(hit | miss))
         if len(ignored):
             counted -= _above(some_hit[hits], ignored, times)
-        true = times_hit.take(hits, axis=1).cumsum(1)
+        true = _summed(times_hit.take(hits, axis=1))
         of_thresholds.append(_average_precision(true, counted, needed))
     return np.stack(of_thresholds, 1)
+
+
+def _summed(counts: np.ndarray) -> np.ndarray:
+    """Add up the counts (b, n) of each draw from the first on, in their type; numpy would widen it."""
+    sums: np.ndarray = counts.cumsum(1, dtype=counts.dtype)
+    return sums
 
 
 def _above(hits: np.ndarray, ignored: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -74,8 +81,8 @@ def _above(hits: np.ndarray, ignored: np.ndarray, times: np.ndarray) -> np.ndarr
 
     `hits` and `ignored` are indices of detections; `times` (b, D) is how often a draw has each.
     """
-    counts = np.zeros((len(times), len(ignored) + 1), np.intp)
-    times.take(ignored, axis=1).cumsum(1, out=counts[:, 1:])
+    counts = np.zeros((len(times), len(ignored) + 1), times.dtype)
+    counts[:, 1:] = _summed(times.take(ignored, axis=1))
     return counts.take(np.searchsorted(ignored, hits), axis=1)
 
 

@@ -39,8 +39,10 @@ def random_case(rng):
     return coco_ap.RankedDetections(image, hit & ~ignored, ~hit & ~ignored, truths)
 
 
-@pytest.mark.parametrize("block", [coco_ap.BLOCK, 700])
-def test_equals_the_plain_loop_bit_by_bit(monkeypatch, block):
+@pytest.mark.parametrize(
+    "block,counts", [(coco_ap.BLOCK, np.int32), (700, np.int32), (700, np.int64)]
+)
+def test_equals_the_plain_loop_bit_by_bit(monkeypatch, block, counts):
     monkeypatch.setattr(coco_ap, "BLOCK", block)
     rng = np.random.default_rng(5)
     compared = 0
@@ -50,7 +52,7 @@ def test_equals_the_plain_loop_bit_by_bit(monkeypatch, block):
         drawn = rng.integers(0, images, (7, images))
         weights = np.stack([np.bincount(d, minlength=images) for d in drawn])
         weights[0] = 0  # no image at all: a draw without hits between others
-        weights = weights[rng.permutation(7)]
+        weights = weights[rng.permutation(7)].astype(counts)
         found = coco_ap.aps(ranked, weights)
         assert found.shape == (7, 4)
         for draw, weight in enumerate(weights):
