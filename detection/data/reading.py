@@ -11,6 +11,7 @@ from backbench.detection.data import coco, voc
 from backbench.detection.data.split import DatasetFiles, Split, join
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput, nearest
+from backbench.runs.garbage import many_objects
 from backbench.untrusted import opening, printable
 
 DATASETS = coco.DATASETS | voc.DATASETS
@@ -64,6 +65,7 @@ def find(name: str, root: Path) -> DatasetFiles:
     return DatasetFiles(name, root / file, root / images, limit)
 
 
+@many_objects()
 def read(files: DatasetFiles, task: DetectionTask) -> Split:
     """Read and check a dataset. Raises BadInput, one line, for what would train wrongly."""
     layout = voc if files.name in voc.DATASETS else coco
