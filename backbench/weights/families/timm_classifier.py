@@ -16,6 +16,7 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families import file_classifier
 from backbench.weights.families.resnet_tables import ARCHS
 from backbench.weights.families.timm_model_names import PREFIX, parse
+from backbench.weights.undrawn import Undrawn
 
 WEIGHTS = "timm_weights"  # a key of the provenance; its value is NAME.TAG
 CLASSES = 1000
@@ -77,7 +78,10 @@ def classifier(checkpoint: Checkpoint) -> tuple[nn.Module, OwnHead]:
             f"'{checkpoint.name}': {arch} is changed, and its own head is for timm's {name.model} as"
             " it is; use a head that `backbench linear` trains (--protocol ood)"
         )
-    model: Any = timm.create_model(name.model, pretrained=False, num_classes=CLASSES)
+    with Undrawn():
+        model: Any = timm.create_model(
+            name.model, pretrained=False, num_classes=CLASSES
+        )
     _about(checkpoint)  # refuses pixels that are not those of timm's weights
     # 3. Both together
     try:

@@ -19,6 +19,7 @@ from backbench.weights.families.timm_model_names import (
 )
 from backbench.weights.family import NATIVE, POSITION_RULES, refuse_other_readings
 from backbench.weights.trunk import LayerOutputs, WrappedTrunk
+from backbench.weights.undrawn import Undrawn
 
 # Parameters for the positions, and for tokens that are no patches
 TOKENS = ("pos_embed", "cls_token", "reg_token", "mask_token")
@@ -32,7 +33,8 @@ def registered(model: str) -> TimmModule:
     """Return the model as timm registers it, without memory, for its attributes."""
     import timm
 
-    with torch.device("meta"):
+    # Without memory, torch still works through every draw: longer than the building takes
+    with torch.device("meta"), Undrawn():
         return timm.create_model(model, pretrained=False, num_classes=0)
 
 
