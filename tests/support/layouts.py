@@ -5,6 +5,7 @@ import hashlib
 import importlib.resources
 import io
 import json
+import os
 import pickle
 import tempfile
 from pathlib import Path
@@ -21,12 +22,23 @@ from backbench.weights.checkpoint import Checkpoint
 
 def picture(path, seed, *, size=(20, 16), mode="RGB"):
     """Write a small random picture; equal seeds give equal pixels."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True)
+    path.write_bytes(_encoded(path.suffix.lower(), seed, size, mode))
+
+
+@functools.lru_cache(
+    maxsize=4096
+)  # every test's tree has the pictures of another one's
+def _encoded(suffix, seed, size, mode):
     width, height = size
     shape = (height, width, 3) if mode == "RGB" else (height, width)
     draw = np.random.Generator(np.random.PCG64(seed))
     pixels = draw.integers(0, 256, shape, dtype=np.uint8)
-    Image.fromarray(pixels, mode=mode).save(path)
+    file = io.BytesIO()
+    kind = Image.registered_extensions()[suffix]
+    Image.fromarray(pixels, mode=mode).save(file, kind)
+    return file.getvalue()
 
 
 def class_folder(base, *, classes=("cat", "dog"), per=4):
@@ -46,6 +58,8 @@ class Trees:
         self.root = root
         self.monkeypatch = monkeypatch
         self.count = 0  # of pictures so far, which makes each another one
+        self._encoded = []  # what `_jpeg` begins with
+        self._few = []  # pictures that `_link` gives again and again
 
     def __call__(self, name, **options):
         base = self.root / name
@@ -56,6 +70,16 @@ class Trees:
     def _picture(self, path, **options):
         self.count += 1
         picture(path, self.count, **options)
+
+    def _link(self, path):
+        """Give the path one of five pictures. Links take a quarter of the time of files, which counts
+        where there are thousands."""
+        self.count += 1
+        if len(self._few) < 5:
+            self._picture(path)
+            self._few.append(path)
+        else:
+            os.link(self._few[self.count % 5], path)
 
     def _lines(self, path, lines):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -318,12 +342,14 @@ class Trees:
             folder = base / "imagenetv2-matched-frequency-format-val" / str(number)
             folder.mkdir(parents=True)
             for i in range(10):
-                (folder / f"{number * 10 + i:040x}.jpeg").write_bytes(self._jpeg())
+                self._link(folder / f"{number * 10 + i:040x}.jpeg")
 
-    def imagenet_a(self, base, name="imagenet_a", folder="imagenet-a", per=1):
+    def imagenet_a(self, base, name="imagenet_a", folder="imagenet-a", per=1, add=None):
+        add = add or self._picture
         for label, synset in enumerate(class_list(name)):
+            (base / folder / synset).mkdir(parents=True)
             for i in range(per):
-                self._picture(base / folder / synset / f"0.{label}_{i}.jpg")
+                add(base / folder / synset / f"0.{label}_{i}.jpg")
         for beside in ("README.txt", ".DS_Store"):
             (base / folder / beside).write_text("no picture")
 
@@ -331,7 +357,7 @@ class Trees:
         self.imagenet_a(base, "imagenet_r", "imagenet-r")
 
     def imagenet_sketch(self, base):
-        self.imagenet_a(base, "imagenet", "sketch")
+        self.imagenet_a(base, "imagenet", "sketch", add=self._link)
 
     def imagenet_real(self, base, numbers=(1, 2, 3, 293, 50000)):
         """Write val's files of these numbers, in its last class folders, and the real labels."""
@@ -388,13 +414,12 @@ class Trees:
         """Return other bytes each time of a few pictures that are encoded once: a number follows
         their end."""
         self.count += 1
-        if not hasattr(self, "_few"):
-            self._few = []
+        if not self._encoded:
             for red in range(0, 250, 50):
                 buffer = io.BytesIO()
                 Image.new("RGB", (8, 8), (red, 120, 200)).save(buffer, "JPEG")
-                self._few.append(buffer.getvalue())
-        return self._few[self.count % len(self._few)] + str(self.count).encode()
+                self._encoded.append(buffer.getvalue())
+        return self._encoded[self.count % 5] + str(self.count).encode()
 
     def _pair(self, image, labels, values, *, size=(20, 16), palette=False):
         """Write a picture and a label map of blocks with these values."""
