@@ -8,18 +8,19 @@ from backbench.transfer.devices import Machine
 from backbench.transfer.features.extractor import Extractor
 from backbench.transfer.features.frozen import FrozenTrunk
 from backbench.transfer.protocol import Geometry
+from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.families.resnet_trunk import build_backbone
+from support.layouts import SMALL
 
 CPU = torch.device("cpu")
 GEOMETRY = Geometry(resize=40, crop=32)
 
 
 @functools.cache  # nobody changes one
-def checkpoint(seed=0, arch="resnet18", **about):
+def checkpoint(seed=0, arch=SMALL, **about):
     """A checkpoint of a random trunk, whose batch norms are no longer the identity."""
     torch.manual_seed(seed)
-    trunk = build_backbone(arch).train()
+    trunk = build_trunk(arch).train()
     with torch.no_grad():
         for _ in range(2):
             trunk(torch.randn(8, 3, 32, 32))

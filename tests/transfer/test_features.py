@@ -38,8 +38,10 @@ from backbench.transfer.features.cache import FeatureCache, describe
 from backbench.transfer.features.extractor import FeatureRows
 from backbench.transfer.features.frozen import FrozenTrunk, forward_all
 
+DIM = 128  # numbers of a feature
 
-@pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
+
+@pytest.mark.parametrize("arch", ["resnet18,width=0.25", "resnet50,width=0.25"])
 def test_folded_channels_last_is_the_trunk(arch):
     point = checkpoint(arch=arch)
     x = torch.randn(4, 3, 64, 64)
@@ -163,7 +165,7 @@ def test_rows_are_hashed_once_for_every_file_that_they_become(
 
 
 def test_the_least_recently_used_goes_first_at_the_limit(images, tmp_path):
-    small = FeatureCache(tmp_path / "small", 2 * (10 * 512 * 4 + 200))
+    small = FeatureCache(tmp_path / "small", 2 * (10 * DIM * 4 + 200))
     names = []
     for seed in (0, 1, 0, 2):
         extractor(small, checkpoint(seed))(images)
@@ -192,7 +194,7 @@ def test_the_limit_is_a_number_of_gigabytes(monkeypatch):
 
 def test_what_a_run_is_using_is_not_removed(images, tmp_path):
     """Rows that are mapped stay, and entries that somebody computes; what was killed goes first."""
-    small = FeatureCache(tmp_path / "small", 2 * (10 * 512 * 4 + 200))
+    small = FeatureCache(tmp_path / "small", 2 * (10 * DIM * 4 + 200))
     rows = extractor(small, checkpoint(0))(images)[0]
     first = next(small.folder.glob("*.npy"))
     view = rows[3:]
@@ -222,7 +224,7 @@ def test_room_is_made_over_nfs(images, tmp_path, monkeypatch):
         flock(file, kind)
 
     monkeypatch.setattr(fcntl, "flock", over_nfs)
-    small = FeatureCache(tmp_path / "small", 10 * 512 * 4 + 200)
+    small = FeatureCache(tmp_path / "small", 10 * DIM * 4 + 200)
     for seed in (0, 1):
         extractor(small, checkpoint(seed))(images)
     assert len(list(small.folder.glob("*.npy"))) == 1
@@ -270,7 +272,7 @@ def test_what_another_run_computes_is_waited_for(images, cache, caplog, monkeypa
         dataclasses.replace(make, stop=stop)(images)
     timer = threading.Timer(0.3, held.close)
     timer.start()
-    assert make(images)[0].shape == (10, 512)
+    assert make(images)[0].shape == (10, DIM)
     assert caplog.text.count("waiting for another run") == 2, "once each"
 
 
@@ -463,10 +465,10 @@ def collapsed():
     """A trunk whose last norm gives each image the same."""
     whole = checkpoint(0)
     state = dict(whole.state_dict)
-    state["layer4.1.bn2.weight"] = torch.zeros(512)
-    state["layer4.0.bn2.weight"] = torch.zeros(512)
-    state["layer4.0.downsample.1.weight"] = torch.zeros(512)
-    state["layer4.0.downsample.1.bias"] = torch.ones(512)
+    state["layer4.1.bn2.weight"] = torch.zeros(DIM)
+    state["layer4.0.bn2.weight"] = torch.zeros(DIM)
+    state["layer4.0.downsample.1.weight"] = torch.zeros(DIM)
+    state["layer4.0.downsample.1.bias"] = torch.ones(DIM)
     return whole.replace(state_dict=state)
 
 
@@ -506,7 +508,7 @@ def test_a_trunk_that_overflows_on_a_later_batch_alone_is_refused_at_the_end():
     pixels = torch.randint(256, (4, 3, 32, 32), dtype=torch.uint8)
     forward_all([trunk], pixels)
     trunk.verify()
-    trunk.watch.see(torch.full((4, 512), float("nan")), pixels, "x")
+    trunk.watch.see(torch.full((4, DIM), float("nan")), pixels, "x")
     with pytest.raises(BadInput, match="not finite"):
         trunk.verify()
 
