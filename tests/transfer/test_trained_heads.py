@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from support.interruptions import kill, until_done
-from support.layouts import trunk_file
+from support.layouts import Trees, trunk_file
 
 from backbench.cli.program import main
 from backbench.datasets import catalog
@@ -56,12 +56,24 @@ def measure(kind, root, trunk, out, **changes):
     return main([*words, "--accelerator", "cpu", "--workers", "0"])
 
 
-@pytest.fixture(params=RECIPES)
-def run(request, trees, trunk, tmp_path):
-    sizes = (("train", 8), ("val", 5), ("test", 6))
-    root = trees("classes", classes=("a", "b", "c"), sizes=sizes)
-    assert measure(request.param, root, trunk, tmp_path / request.param) == 0
-    return tmp_path / request.param
+@pytest.fixture(scope="module", params=RECIPES)
+def whole(request, tmp_path_factory):
+    """A folder with the data, a trunk and a run of this kind, each of which a test copies."""
+    base = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BACKBENCH_CACHE", str(base / "cache"))
+        sizes = (("train", 8), ("val", 5), ("test", 6))
+        trees = Trees(base / "data", patch)
+        root = trees("classes", classes=("a", "b", "c"), sizes=sizes)
+        trunk = trunk_file(base / "trunk.safetensors")
+        assert measure(request.param, root, trunk, base / request.param) == 0
+    return base / request.param
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    shutil.copytree(whole.parent / "data", tmp_path / "data")
+    return shutil.copytree(whole, tmp_path / whole.name)
 
 
 def test_the_kept_head_and_scores_are_those_of_the_run(run, trunk, tmp_path):
