@@ -24,6 +24,7 @@ SMALL = {"resize": 32, "crop": 32}
 
 def command(root, trunks, out, recipe):
     line = ["linear", *map(str, trunks), "--datasets", "classes", "--data", str(root)]
+    line += ["--workers", "0"]
     return [*line, "--out", str(out), "--protocol", str(recipe), "--accelerator", "cpu"]
 
 

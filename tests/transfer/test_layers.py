@@ -146,6 +146,7 @@ def command(root, trunks, out, **keys):
     file = out.with_suffix(".yaml")
     file.write_text(json.dumps(recipe))
     line = ["linear", *map(str, trunks), "--datasets", "classes", "--data", str(root)]
+    line += ["--workers", "0"]
     return [*line, "--out", str(out), "--protocol", str(file), "--accelerator", "cpu"]
 
 

@@ -78,6 +78,7 @@ def command(root, trunk, out, recipe, **keys):
     about = {"kind": recipe, "protocol": f"{recipe}-x-v1", "geometry": SHAPE, **keys}
     file.write_text(json.dumps(about))
     line = ["linear", str(trunk), "--datasets", "classes", "--data", str(root)]
+    line += ["--workers", "0"]
     return [*line, "--out", str(out), "--protocol", str(file), "--accelerator", "cpu"]
 
 

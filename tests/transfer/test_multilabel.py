@@ -53,13 +53,14 @@ def boxes(base, *, images=(("train", 14), ("val", 8), ("test", 10))):
 @pytest.fixture
 def recipe(tmp_path):
     file = tmp_path / "several.yaml"
-    keys = {"kind": "multilabel", "protocol": "several-x-v1", "l2": [0.1, 1000, 5]}
+    keys = {"kind": "multilabel", "protocol": "several-x-v1", "l2": [1, 100, 3]}
     file.write_text(json.dumps({**keys, "geometry": {"resize": 32, "crop": 32}}))
     return file
 
 
 def command(root, trunks, out, recipe, dataset="mine"):
     line = ["linear", *map(str, trunks), "--datasets", dataset, "--data", str(root)]
+    line += ["--workers", "0"]
     return [*line, "--out", str(out), "--protocol", str(recipe), "--accelerator", "cpu"]
 
 
@@ -163,7 +164,7 @@ def test_rows_are_those_of_scikit_learn(tmp_path, two_trunks, recipe, features_o
     for r in rows[::2]:
         train, val, test = features_of[r.checkpoint]
         by_val = {}
-        for l2 in (1000, 100, 10, 1, 0.1):
+        for l2 in (100, 10, 1):
             by_val[f"{l2:g}"] = mean_ap(train, tables[0], val, tables[1], l2)
         assert r.chosen["scores"] == pytest.approx(by_val, abs=1e-6)
         both = np.concatenate((train, val)), np.concatenate(tables[:2])
@@ -172,10 +173,10 @@ def test_rows_are_those_of_scikit_learn(tmp_path, two_trunks, recipe, features_o
     verdicts = verification.of_run(rows, out)
     assert {v.level for v in verdicts} == {verification.FROM_LIST}
     assert all(r.ci95[0] < r.value < r.ci95[1] for r in rows)
-    # Five penalties and the best one again, three classes, two trunks
+    # Three penalties and the best one again, three classes, two trunks
     note = json.loads((out / "progress.json").read_text())
     assert (note["what"], note["unit"]) == ("mine heads", "fit")
-    assert note["done"] == note["total"] == 6 * 3 * 2
+    assert note["done"] == note["total"] == 4 * 3 * 2
     # A finished run is not made again
     assert main(command(tmp_path, two_trunks, out, recipe)) == 0
     assert rows_of(out) == rows
