@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from support.containers import LAYOUTS, packed
+from support.layouts import SMALL as SMALL_TRUNK
 from support.tiny_pretraining import digest, recipe
 
 from backbench.cli.program import main
@@ -116,8 +117,9 @@ def test_pretraining_gives_the_same_weights(trees, tmp_path, monkeypatch):
     # Drawing takes longer than the training
     monkeypatch.setattr(monitor, "plot_curves", lambda run, name: None)
     root = trees("classes")
+    data = {"dataset": "classes", "workers": 0}
     file = tmp_path / "tiny.yaml"
-    file.write_text(recipe(data={"dataset": "classes", "workers": 0}, epochs=1))
+    file.write_text(recipe(arch=SMALL_TRUNK, data=data, epochs=1))
     digests = set()
     deflated = packed(root, "classes", "deflated")
     lmdb = packed(root, "classes", "lmdb")
