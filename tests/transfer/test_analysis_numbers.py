@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
+from support.layouts import SMALL
 from support.records import a_result
 
 from backbench.images.image_list import ImageList, scan_folder
@@ -451,8 +452,8 @@ def test_that_a_trunk_has_collapsed_is_no_bad_input_here():
 
 def test_one_pass_keeps_a_sample_and_its_sums_can_be_read_again(tmp_path, images):
     """Ten images in batches of four; a pass that was whole decodes none of them again."""
-    state = build_trunk("resnet18").state_dict()
-    point = Checkpoint(arch="resnet18", method="random", state_dict=state)
+    state = build_trunk(SMALL).state_dict()
+    point = Checkpoint(arch=SMALL, method="random", state_dict=state)
     recipe = dataclasses.replace(DEMO, augmentations=2, sample=6, batch=4)
     machine = Machine(torch.device("cpu"), 0, 1, 0)
     how = {"out": tmp_path / "run", "seed": 0, "machine": machine}

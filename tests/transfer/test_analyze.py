@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.interruptions import terminate
+from support.layouts import SMALL as SMALL_TRUNK
 
 from backbench.cli import program
 from backbench.datasets import catalog, embedded, splits
@@ -23,8 +24,8 @@ from backbench.transfer.analysis import statistics as stats
 from backbench.transfer.analysis.analyze import AnalyzedViews
 from backbench.transfer.analysis.protocol import load_analysis
 from backbench.transfer.features.frozen import build_projector
+from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.families.resnet_trunk import build_backbone
 
 SMALL = """base: {base}
 protocol: analyze-{{space}}-test-v1
@@ -36,10 +37,10 @@ draws: 3
 """
 
 
-def save(path, seed, name, *, heads=None, constant=False):
+def save(path, seed, name, *, heads=None, constant=False, arch="resnet18"):
     """Save PATH/<name>.safetensors; a constant one gives every image the same features."""
     seeding.seed_everything("test", seed)
-    state = build_backbone("resnet18").state_dict()
+    state = build_trunk(arch).state_dict()
     if constant:
         # The first block of the last stage gives 1 everywhere, the second adds nothing.
         for key in ("layer4.0.bn2", "layer4.0.downsample.1", "layer4.1.bn2"):
@@ -48,7 +49,7 @@ def save(path, seed, name, *, heads=None, constant=False):
         state["layer4.0.downsample.1.bias"].fill_(1.0)
     file = path / f"{name}.safetensors"
     provenance = {"name": name, "recipe": {"precision": "bf16"}}
-    about = {"arch": "resnet18", "method": "random", "heads": heads or {}}
+    about = {"arch": arch, "method": "random", "heads": heads or {}}
     Checkpoint(**about, state_dict=state, provenance=provenance).save(file)
     return file
 
@@ -210,7 +211,7 @@ def test_a_stopped_run_continues_to_the_same_numbers(
 ):
     # Pictures take most of the time.
     monkeypatch.setattr(analyze_pictures, "draw", lambda *_: [])
-    files = [save(tmp_path, 0, "plain")]
+    files = [save(tmp_path, 0, "plain", arch=SMALL_TRUNK)]
     small = recipe(tmp_path, 18)
     assert run(files, tiny_root, tmp_path / "whole", small) == 0
     whole = decoder.paths.copy()
@@ -225,7 +226,7 @@ def test_a_stopped_run_continues_to_the_same_numbers(
     assert not list((tmp_path / "cut").glob("state/*"))
     rows_and_summary_tell_of(tmp_path / "whole", files[0], tiny_root, small)
     # The folder is of these weights, these images and this seed
-    other = [save(tmp_path, 1, "other")]
+    other = [save(tmp_path, 1, "other", arch=SMALL_TRUNK)]
     for given, count, more, differs in (
         (other, 18, (), "differs in checkpoints"),
         (files, 17, (), "images, recipe"),
@@ -247,7 +248,7 @@ def rows_and_summary_tell_of(out, file, root, small):
         assert about["recipe"] == config.to_dict(load_analysis(str(small), None))
         assert about["manifest"] == splits.digest(images)
         assert (about["images"], about["sample"]) == (18, 18)
-        assert about["space"] == "trunk, 512 dimensions"
+        assert about["space"] == "trunk, 128 dimensions"
         assert (row.dataset, row.split, row.seed) == ("digits", "test", 0)
     summary = json.loads((out / "analysis.json").read_text())
     (space,) = summary.pop("spaces")
@@ -260,7 +261,7 @@ def rows_and_summary_tell_of(out, file, root, small):
     assert space["numbers"] == {row.metric: row.value for row in rows}
     assert (space["name"], space["method"]) == ("plain", "random")
     assert (space["checkpoint"], space["space"]) == (checkpoint.digest, "trunk")
-    assert space["dim"] == len(space["spectrum"]) == 512
+    assert space["dim"] == len(space["spectrum"]) == 128
     assert set(space["histograms"]) == set(stats.PER_IMAGE)
 
 
@@ -309,7 +310,7 @@ def test_heads_of_another_form_are_left_alone() -> None:
 def test_what_cannot_be_done_is_said_in_one_line(
     tiny_root, tmp_path, capsys, words, message
 ):
-    files = [save(tmp_path, 0, "plain")]
+    files = [save(tmp_path, 0, "plain", arch=SMALL_TRUNK)]
     assert run(files, tiny_root, tmp_path / "out", recipe(tmp_path, 8), *words) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
