@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from support import train_heads
 from support.interruptions import Killed, kill, until_done
+from support.layouts import SMALL
 from support.records import rows_of
 from support.slurm_cluster import free_ports
 from torch import nn
@@ -45,33 +46,40 @@ ONE = Machine(torch.device("cpu"), 0, 1, 0)
 RATES = train_heads.RATES
 
 
-def separate_run(root, trunk, lr):
-    """One rate by itself, with torch's own modules and an unfolded trunk in eval()."""
+def plain_batches(root, trunk):
+    """Features and labels of each step of a run, by an unfolded trunk in eval()."""
     protocol = train_heads.PROTOCOL
     images = catalog.load("classes", root).train
     checkpoint = Checkpoint.load(trunk)
     backbone = checkpoint.backbone().eval()
-    head = nn.Linear(128, len(images.classes))
-    generator = seeding.generator(0, "head", len(images.classes), 128)
-    start = torch.empty(len(images.classes), 128).normal_(0, 0.01, generator=generator)
+    view = CropFlip(protocol.augment, 0)
+    total = protocol.length["default"].iterations
+    found = []
+    for batch in global_batches(0, len(images), protocol.batch_size, 0, total):
+        crops = [view(images.open(i), (epoch, i)) for epoch, i in batch]
+        pixels = torch.stack([to_input(crop, checkpoint.pixels) for crop in crops])
+        with torch.no_grad():
+            features = backbone(pixels)
+        found.append((features, torch.tensor([images.labels[i] for _, i in batch])))
+    return found
+
+
+def separate_run(batches, lr):
+    """One rate by itself, with torch's own modules, on three classes."""
+    protocol = train_heads.PROTOCOL
+    head = nn.Linear(128, 3)
+    generator = seeding.generator(0, "head", 3, 128)
+    start = torch.empty(3, 128).normal_(0, 0.01, generator=generator)
     with torch.no_grad():
         head.weight.copy_(start)
         head.bias.zero_()
     how = {"momentum": 0.9, "weight_decay": protocol.weight_decay}
     optimizer = torch.optim.SGD(head.parameters(), lr=0.0, **how)
-    view = CropFlip(protocol.augment, 0)
-    total = protocol.length["default"].iterations
-    batches = global_batches(0, len(images), protocol.batch_size, 0, total)
-    for step, batch in enumerate(batches):
-        crops = [view(images.open(i), (epoch, i)) for epoch, i in batch]
-        pixels = torch.stack([to_input(crop, checkpoint.pixels) for crop in crops])
-        with torch.no_grad():
-            features = backbone(pixels)
-        labels = torch.tensor([images.labels[i] for _, i in batch])
+    for step, (features, labels) in enumerate(batches):
         loss = F.cross_entropy(head(features), labels)
         optimizer.zero_grad()
         loss.backward()
-        factor = 0.5 * (1 + np.cos(np.pi * step / total))
+        factor = 0.5 * (1 + np.cos(np.pi * step / len(batches)))
         scaled = lr * protocol.batch_size / protocol.reference_batch
         optimizer.param_groups[0]["lr"] = scaled * factor
         optimizer.step()
@@ -86,8 +94,9 @@ def test_one_pass_over_seven_rates_is_seven_separate_runs(trees, trunk, tmp_path
     root = trees("classes", classes=("a", "b", "c"))
     heads = train_heads.train(root, trunk, tmp_path, RATES, ONE)
     weights = heads.weight.view(7, 3, 128)
+    batches = plain_batches(root, trunk)
     for i, lr in enumerate(RATES):
-        weight, bias = separate_run(root, trunk, lr)
+        weight, bias = separate_run(batches, lr)
         assert relative(weights[i], weight) < 1e-5, f"rate {lr}"
         assert relative(heads.bias.view(7, 3)[i], bias) < 1e-4, f"rate {lr}"
     assert relative(weights[0], weights[6]) > 0.5, "the rates differ"
@@ -369,7 +378,7 @@ def test_other_test_images_under_the_same_names_stand_apart(
     def measure(trunk, name):
         words = ["linear", str(trunk), "--datasets", "digits", "--protocol", "knn_demo"]
         words += ["--data", str(data), "--out", str(tmp_path / "runs" / name)]
-        assert main(words) == 0
+        assert main([*words, "--workers", "0"]) == 0
 
     measure(two_trunks[0], "a")
     # Each test image becomes the next one.
@@ -498,7 +507,7 @@ def test_features_once_or_live_learn_the_same_task(trees, trunk, tmp_path):
     root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
     for name, how in (("live", {}), ("once", {"augment": None})):
         file = protocol_file(
-            tmp_path, name, length={"default": {"iterations": 40}}, **how
+            tmp_path, name, length={"default": {"iterations": 20}}, **how
         )
         assert main(command(root, [trunk], tmp_path / name, file)) == 0
         assert rows_of(tmp_path / name)[0].value == 100.0, "bright and dark pictures"
@@ -586,8 +595,9 @@ def test_one_set_of_weights_with_two_stems_or_pixel_statistics_is_two_checkpoint
     Checkpoint.load(trunk).replace(provenance={"name": "copy"}).save(other)
     assert len(read_checkpoints([trunk, other])) == 1
     first = tmp_path / "conv3.safetensors"
-    state = build_backbone("resnet18", "conv3").state_dict()
-    small = Checkpoint(arch="resnet18", stem="conv3", method="random", state_dict=state)
+    state = build_backbone("resnet18", "conv3", width=0.25).state_dict()
+    about = {"arch": SMALL, "stem": "conv3", "method": "random"}
+    small = Checkpoint(**about, state_dict=state)
     small.save(first)
     small.replace(stem="conv3_p0").save(other)
     assert len(read_checkpoints([first, other])) == 2
