@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 from collections import Counter
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from support.interruptions import Killed, kill
 from support.layouts import Trees
 
 from backbench.cli.program import main
-from backbench.datasets import catalog, embedded
+from backbench.datasets import catalog
 from backbench.images.dense import IGNORED
 from backbench.knn import knn_scores, nearest
 from backbench.records import store
@@ -49,27 +50,25 @@ def seen(tmp_path, grid, train, classes=3):
 def by_hand(bank, labels, queries, k, by):
     """The labels (T, P) of queries (T, D) by patches (M, D) with labels (M, P), pixel by pixel."""
     usable = []
-    for patch, own in zip(bank, labels):
+    most = []
+    for at, own in enumerate(labels):
         of_patch = Counter(own.tolist())
-        most = min(of_patch, key=lambda label: (-of_patch[label], label))
-        if most != IGNORED:
-            usable.append((patch, own, most))
+        common = min(of_patch, key=lambda label: (-of_patch[label], label))
+        if common != IGNORED:
+            usable.append(at)
+            most.append(common)
+    bank, labels = bank[usable], labels[usable]
+    classes = np.arange(labels[labels != IGNORED].max() + 1)
     out = np.zeros((len(queries), labels.shape[1]), np.uint8)
     for row, query in enumerate(queries):
-        distances = []
-        for patch, *_ in usable:
-            if by == "l2":
-                distances.append(np.linalg.norm(query - patch))
-            else:
-                product = np.linalg.norm(query) * np.linalg.norm(patch)
-                distances.append(1 - query @ patch / product)
-        near = [usable[i] for i in np.argsort(distances)[:k]]
-        for pixel in range(labels.shape[1]):
-            said = Counter(own[pixel] for _, own, _ in near if own[pixel] != IGNORED)
-            if said:
-                out[row, pixel] = min(said, key=lambda label: (-said[label], label))
-            else:
-                _, _, out[row, pixel] = near[0]
+        distances = np.linalg.norm(query - bank, axis=1)
+        if by == "cosine":
+            lengths = np.linalg.norm(query) * np.linalg.norm(bank, axis=1)
+            distances = 1 - bank @ query / lengths
+        near = np.argsort(distances, kind="stable")[:k]
+        votes = (labels[near] == classes[:, None, None]).sum(1)  # (C, P)
+        # Of labels with equal votes the smallest, and without a vote that of the nearest patch
+        out[row] = np.where(votes.any(0), votes.argmax(0), most[near[0]])
     return out
 
 
@@ -280,7 +279,7 @@ def test_wrong_layouts_are_one_line(made, tmp_path, monkeypatch, bad_input):
     trunks = made[1]
     status = command((root, trunks), tmp_path / "run", datasets="classes")
     bad_input(status, "images of classes")
-    embedded.build(tmp_path / "broken", "tiny")
+    shutil.copytree(made[0] / "scenes", tmp_path / "broken" / "scenes")
     (file, *_) = sorted((tmp_path / "broken/scenes/maps/train2017").glob("*.png"))
     Image.open(file).crop((0, 0, 60, 128)).save(file)
     said = bad_input(command((tmp_path / "broken", trunks), tmp_path / "other"))
