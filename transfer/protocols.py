@@ -121,8 +121,8 @@ def changes(protocol: Protocol) -> str:
     if bound.get(protocol.kind, own) == own:
         return ""
     # 1. The shipped recipe of this name
-    for name in config.recipe_names("transfer"):
-        data = config.read_recipe(config.find_recipe(name, "transfer"))
+    for name, path in config.recipes("transfer"):  # noqa: B007 - it is told below
+        data = config.read_recipe(path)
         same_name = data.get("protocol") == protocol.protocol
         if same_name and data.get("kind") == protocol.kind:
             break

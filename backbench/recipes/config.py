@@ -71,13 +71,20 @@ def find_recipe(name: str | Path, kind: str) -> Path:
 
 def recipe_names(kind: str) -> list[str]:
     """List the files and variants in configs/<kind> by name, without bases (_NAME)."""
+    return [name for name, _ in recipes(kind)]
+
+
+def recipes(kind: str) -> list[tuple[str, Path]]:
+    """List the same with their paths: finding one after the other reads all files each time."""
     folder = configs_dir() / kind
-    names = []
+    found = []
     for file in sorted(folder.rglob("*.yaml")):
-        for name in (file.stem, *_variant_names(file)):
+        variants = [(name, file / name) for name in _variant_names(file)]
+        for name, path in [(file.stem, file), *variants]:
             if not name.startswith("_"):
-                names.append((file.parent / name).relative_to(folder).as_posix())
-    return names
+                below = (file.parent / name).relative_to(folder)
+                found.append((below.as_posix(), path))
+    return found
 
 
 def first_sentence(recipe: Path) -> str:
