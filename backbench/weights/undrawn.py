@@ -1,6 +1,8 @@
-"""Builds networks whose weights will come from a file, without drawing any first."""
+"""Builds networks whose weights will come from a file, or which are only looked at, without drawing
+any first."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,3 +50,14 @@ class Undrawn(TorchFunctionMode):
         if func in _INITIALISERS and isinstance(tensor, nn.Parameter):
             return tensor
         return func(*args, **named)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Build networks without elements, for their names, shapes and attributes.
+
+    torch computes the shape of each draw on the meta device in Python, which takes longer than all
+    the rest and loads its compiler.
+    """
+    with torch.device("meta"), Undrawn():
+        yield

@@ -134,9 +134,10 @@ def settings(model: Any) -> dict[str, Simple | tuple[object, ...]]:
 def of_timm(name: str) -> IndexRow:
     """Build timm's network without its classifier, on no memory, and make its row."""
     import timm
-    import torch
 
-    with torch.device("meta"):
+    from backbench.weights.undrawn import without_memory
+
+    with without_memory():
         model = timm.create_model(name, pretrained=False, num_classes=0)
     shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     return row("timm", name, shapes, model)
@@ -147,10 +148,12 @@ def of_torchvision(name: str) -> IndexRow:
     import torch
     from torchvision.models import get_model
 
+    from backbench.weights.undrawn import Undrawn
+
     classes = 1000
     # A RegNet computes its widths with tensors, which need memory.
     device = "cpu" if name.startswith("regnet") else "meta"
-    with torch.device(device):
+    with torch.device(device), Undrawn():
         model = get_model(name, weights=None, num_classes=classes)
     shapes = {}
     for key, value in model.state_dict().items():

@@ -10,14 +10,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from backbench.weights.families import timm_trunk
 from backbench.weights.families.timm_model_names import parse
 from backbench.weights.family import Shape
 from backbench.weights.tensor_names import is_counter
-from backbench.weights.undrawn import Undrawn
+from backbench.weights.undrawn import without_memory
 
 # The names that a classifier has where its model stands
 _NAMES = re.compile(
@@ -117,7 +116,7 @@ def _of_model(arch: str, classes: int) -> dict[str, Shape]:
 @functools.lru_cache(maxsize=16)
 def _shapes(arch: str, classes: int) -> dict[str, Shape]:
     """Return the names and shapes of timm's model with so many classes, without counters."""
-    with torch.device("meta"), Undrawn():
+    with without_memory():
         state = timm_trunk.create(parse(arch), classes).state_dict()
     return {
         key: tuple(value.shape) for key, value in state.items() if not is_counter(key)

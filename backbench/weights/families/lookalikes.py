@@ -97,9 +97,10 @@ def shapes_of(model: str, classes: int) -> dict[str, Shape]:
     """Return the names and shapes of a network with so many classes, in timm's order; those of its
     classifier are the last, and counters are left out."""
     import timm
-    import torch
 
-    with torch.device("meta"):
+    from backbench.weights.undrawn import without_memory
+
+    with without_memory():
         trunk = timm.create_model(model, pretrained=False, num_classes=0)
         whole = trunk
         if classes:
@@ -299,9 +300,10 @@ def _values(
 
 def _settings(name: str) -> dict[str, Any]:
     import timm
-    import torch
 
-    with torch.device("meta"):
+    from backbench.weights.undrawn import without_memory
+
+    with without_memory():
         model = timm.create_model(name, pretrained=False, num_classes=0)
     return dict(architectures.settings(model))
 

@@ -21,6 +21,7 @@ from backbench.weights.families.lookalikes import Lookalikes
 from backbench.weights.families.timm_model_names import PREFIX
 from backbench.weights.family import Tables
 from backbench.weights.tensor_names import is_counter, without_wrapped_parts
+from backbench.weights.undrawn import Undrawn
 
 MOST = 500  # pictures, spread evenly over the folder
 MOST_NETWORKS = 6
@@ -209,7 +210,9 @@ def _right(
     from timm.data import create_transform, resolve_data_config
 
     # 1. The network with the file's tensors, all of them
-    model: Any = timm.create_model(name, pretrained=False, num_classes=classes).eval()
+    with Undrawn():
+        model: Any = timm.create_model(name, pretrained=False, num_classes=classes)
+    model.eval()
     keys = [*found.keys, *found.beside]
     if found.by_names:
         plain = {without_wrapped_parts(own): own for own in model.state_dict()}

@@ -19,7 +19,7 @@ from backbench.weights.families.timm_model_names import (
 )
 from backbench.weights.family import NATIVE, POSITION_RULES, refuse_other_readings
 from backbench.weights.trunk import LayerOutputs, WrappedTrunk
-from backbench.weights.undrawn import Undrawn
+from backbench.weights.undrawn import without_memory
 
 # Parameters for the positions, and for tokens that are no patches
 TOKENS = ("pos_embed", "cls_token", "reg_token", "mask_token")
@@ -33,8 +33,7 @@ def registered(model: str) -> TimmModule:
     """Return the model as timm registers it, without memory, for its attributes."""
     import timm
 
-    # Without memory, torch still works through every draw: longer than the building takes
-    with torch.device("meta"), Undrawn():
+    with without_memory():
         return timm.create_model(model, pretrained=False, num_classes=0)
 
 
@@ -70,7 +69,7 @@ def differences(name: TimmName, options: Mapping[str, str]) -> dict[str, str]:
     """Return the heads, eps and activation of a configuration that differ from the model's."""
     if not options.keys() & {"num_heads", "eps", "act_layer"}:
         return {}
-    with torch.device("meta"):
+    with without_memory():
         model = create(name)
     blocks = getattr(model, "blocks", None)
     out = {}
