@@ -47,10 +47,10 @@ def test_the_index_has_all_names():
 
 
 @pytest.fixture(scope="module")
-def lite():
-    """EfficientNet-Lite0 with a classifier, by timm's names; each tensor has values of its own."""
+def small():
+    """MobileNetV3-Small 0.75 with a classifier, by timm's names; each tensor has values of its own."""
     torch.manual_seed(0)
-    model = timm.create_model("tf_efficientnet_lite0", num_classes=5)
+    model = timm.create_model("tf_mobilenetv3_small_075", num_classes=5)
     for name, tensor in model.state_dict().items():
         if name.endswith("running_var"):
             tensor.uniform_(0.5, 1.5)
@@ -73,12 +73,12 @@ def refusal(path, capsys, *options):
 
 
 def test_two_networks_of_the_same_tensors_are_named_with_what_differs(
-    lite, tmp_path, capsys
+    small, tmp_path, capsys
 ):
-    torch.save(lite.state_dict(), tmp_path / "x.pth")
+    torch.save(small.state_dict(), tmp_path / "x.pth")
     line = refusal(tmp_path / "x.pth", capsys)
-    assert "efficientnet_lite0 (eps 1e-05, padding (1, 1)" in line
-    assert "tf_efficientnet_lite0 (eps 0.001, padding (0, 0)" in line
+    assert "mobilenetv3_small_075 (eps 1e-05, padding (1, 1)" in line
+    assert "tf_mobilenetv3_small_075 (eps 0.001, padding (0, 0)" in line
     assert "mean 0.5/0.5/0.5" in line and "mean 0.485/0.456/0.406" in line
     assert "--arch timm:NAME --out" in line and "--check FOLDER" in line
 
@@ -122,12 +122,12 @@ def test_the_command_that_the_refusal_names_imports_equal_tensors(
     assert found and all(torch.equal(found[key], state[key]) for key in found)
 
 
-def test_a_named_network_that_is_one_of_two_is_said(lite, tmp_path, caplog):
-    torch.save(lite.state_dict(), tmp_path / "x.pth")
+def test_a_named_network_that_is_one_of_two_is_said(small, tmp_path, caplog):
+    torch.save(small.state_dict(), tmp_path / "x.pth")
     out = tmp_path / "out.safetensors"
-    options = ["--arch", "timm:efficientnet_lite0", "--out", str(out)]
+    options = ["--arch", "timm:mobilenetv3_small_075", "--out", str(out)]
     assert program.main(["import", str(tmp_path / "x.pth"), *options]) == 0
-    assert "but also of tf_efficientnet_lite0 (eps 0.001" in caplog.text
+    assert "but also of tf_mobilenetv3_small_075 (eps 0.001" in caplog.text
 
 
 def test_other_names_go_in_by_order_with_the_features_of_their_author(tmp_path, capsys):
@@ -153,8 +153,8 @@ def test_other_names_go_in_by_order_with_the_features_of_their_author(tmp_path, 
 
 
 @pytest.mark.parametrize("damage", ["swapped", "alphabet", "missing", "kinds"])
-def test_an_order_that_is_another_one_is_refused(damage, lite, tmp_path, capsys):
-    state = renamed(lite.state_dict())
+def test_an_order_that_is_another_one_is_refused(damage, small, tmp_path, capsys):
+    state = renamed(small.state_dict())
     keys = [key for key in state if not key.endswith("num_batches_tracked")]
     if damage == "swapped":
         keys[0], keys[5] = keys[5], keys[0]
@@ -166,20 +166,20 @@ def test_an_order_that_is_another_one_is_refused(damage, lite, tmp_path, capsys)
         # A norm's weight and bias have one shape.
         keys[1], keys[2] = keys[2], keys[1]
     torch.save({key: state[key] for key in keys}, tmp_path / "x.pth")
-    options = ["--arch", "timm:tf_efficientnet_lite0", "--rename", "by-order"]
+    options = ["--arch", "timm:tf_mobilenetv3_small_075", "--rename", "by-order"]
     assert "--rename by-order" in refusal(tmp_path / "x.pth", capsys, *options)
 
 
-def test_names_by_rules(lite, tmp_path, capsys):
-    save_file(renamed(lite.state_dict()), tmp_path / "x.safetensors")
+def test_names_by_rules(small, tmp_path, capsys):
+    save_file(renamed(small.state_dict()), tmp_path / "x.safetensors")
     rules = tmp_path / "rules.txt"
     rules.write_text("# the author's names\n^_net\\.stage -> blocks\n^_net\\. -> \n")
     found = importing.read(
         tmp_path / "x.safetensors",
-        arch="timm:tf_efficientnet_lite0",
+        arch="timm:tf_mobilenetv3_small_075",
         rename=str(rules),
     )
-    state = lite.state_dict()
+    state = small.state_dict()
     assert all(
         torch.equal(found.state_dict[key], state[key]) for key in found.state_dict
     )
@@ -193,12 +193,12 @@ def test_names_by_rules(lite, tmp_path, capsys):
         ("^_net\\. -> \n^net\\. -> \n", "rules.txt:2: '^net\\.' fits none"),
         (
             "^_net\\.stage -> blocks\n^_net\\.(bn|conv_h) -> \\1\n",
-            "rules.txt: 1 of tf_efficientnet_lite0's tensors get none of the file's:"
+            "rules.txt: 1 of tf_mobilenetv3_small_075's tensors get none of the file's:"
             " conv_stem.weight (no rule fits _net.classifier.bias",
         ),
     ):
         rules.write_text(text)
-        options = ["--arch", "timm:tf_efficientnet_lite0", "--rename", str(rules)]
+        options = ["--arch", "timm:tf_mobilenetv3_small_075", "--rename", str(rules)]
         assert word in refusal(tmp_path / "x.safetensors", capsys, *options)
     rules.write_bytes(b"\xff\xfea\x00")
     line = refusal(tmp_path / "x.safetensors", capsys, *options)
@@ -213,20 +213,22 @@ def drawn(folder, model, count):
     config = timm.data.resolve_data_config({}, pretrained_cfg=model.pretrained_cfg)
     transform = timm.data.create_transform(**config)
     generator = torch.Generator().manual_seed(0)
-    for number in range(count):
+    pictures = []
+    for _ in range(count):
         cells = torch.rand(4, 4, 3, generator=generator) * 255
-        picture = Image.fromarray(cells.byte().numpy()).resize((64, 64))
-        with torch.no_grad():
-            label = int(model(transform(picture)[None]).argmax())
+        pictures.append(Image.fromarray(cells.byte().numpy()).resize((64, 64)))
+    with torch.no_grad():
+        labels = model(torch.stack([transform(p) for p in pictures])).argmax(1).tolist()
+    for number, (picture, label) in enumerate(zip(pictures, labels)):
         (folder / str(label)).mkdir(parents=True, exist_ok=True)
         picture.save(folder / str(label) / f"{number}.png")
     return folder
 
 
 @pytest.fixture(scope="module")
-def sharp(lite):
+def sharp(small):
     """The same network with a classifier whose classes are equally frequent on its features."""
-    config = timm.data.resolve_data_config({}, pretrained_cfg=lite.pretrained_cfg)
+    config = timm.data.resolve_data_config({}, pretrained_cfg=small.pretrained_cfg)
     transform = timm.data.create_transform(**config)
     generator = torch.Generator().manual_seed(1)
     rows = []
@@ -234,15 +236,15 @@ def sharp(lite):
         cells = torch.rand(4, 4, 3, generator=generator) * 255
         rows.append(transform(Image.fromarray(cells.byte().numpy()).resize((64, 64))))
     with torch.no_grad():
-        features = lite.forward_head(
-            lite.forward_features(torch.stack(rows)), pre_logits=True
+        features = small.forward_head(
+            small.forward_features(torch.stack(rows)), pre_logits=True
         )
         spread = features - features.mean(0)
         _, _, axes = torch.linalg.svd(spread, full_matrices=False)
         weight = torch.cat([axes[:2], -axes[:2], axes[2:3]])
-        lite.classifier.weight.copy_(weight)
-        lite.classifier.bias.copy_(-(weight @ features.mean(0)))
-    return lite
+        small.classifier.weight.copy_(weight)
+        small.classifier.bias.copy_(-(weight @ features.mean(0)))
+    return small
 
 
 def test_pictures_of_known_classes_choose_the_network(sharp, tmp_path, capsys):
@@ -252,11 +254,11 @@ def test_pictures_of_known_classes_choose_the_network(sharp, tmp_path, capsys):
     command = ["import", str(tmp_path / "x.pth"), "--out", str(out)]
     assert program.main([*command, "--check", str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert "timm:tf_efficientnet_lite0: 100.0% of 24 pictures" in printed
-    assert importing.read(out).arch == "timm:tf_efficientnet_lite0"
+    assert "timm:tf_mobilenetv3_small_075: 100.0% of 24 pictures" in printed
+    assert importing.read(out).arch == "timm:tf_mobilenetv3_small_075"
     # The wrong one is refused, though a user names it
     out.unlink()
-    wrong = ["--arch", "timm:efficientnet_lite0", "--check", str(folder)]
+    wrong = ["--arch", "timm:mobilenetv3_small_075", "--check", str(folder)]
     line = refusal(tmp_path / "x.pth", capsys, *wrong)
     assert "is not the network of this file" in line
 
