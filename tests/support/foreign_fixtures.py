@@ -16,13 +16,20 @@ from backbench.images.preprocess import (
     IMAGENET_STD,
     SWAV_STD,
 )
+from backbench.weights.undrawn import without_memory
 
 BUILDERS = {"resnet18": resnet18, "resnet50": resnet50}
 
 
 def known_resnet(arch, seed=0):
-    """Copy a torchvision ResNet whose parameters, buffers and counters have values of their own."""
-    model = copy.deepcopy(_known_resnet(arch, seed))
+    """Copy a torchvision ResNet whose parameters, buffers and counters have values of their own.
+
+    All copies share their tensors: change a module, and do not write into a tensor."""
+    model = _known_resnet(arch, seed)
+    shared = {
+        id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()
+    }
+    model = copy.deepcopy(model, memo=shared)
     torch.manual_seed(seed)
     return model
 
@@ -31,7 +38,7 @@ def known_resnet(arch, seed=0):
 def _known_resnet(arch, seed):
     torch.manual_seed(seed)
     # Everything is overwritten, so nothing needs to be initialised.
-    with torch.device("meta"):
+    with without_memory():
         model = BUILDERS[arch]()
     model.to_empty(device="cpu")
     for index, tensor in enumerate(model.state_dict().values()):
@@ -46,7 +53,14 @@ def _known_resnet(arch, seed):
 
 def trunk_of(model):
     parts = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
-    return {k: v.clone() for k, v in model.state_dict().items() if k.startswith(parts)}
+    tensors = model.state_dict(keep_vars=True)
+    return {k: _kept(v) for k, v in tensors.items() if k.startswith(parts)}
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(tensor):
+    """Copy a tensor as it was drawn: whatever is done to the model's own, this one stays."""
+    return tensor.detach().clone()
 
 
 def second(model):

@@ -245,7 +245,7 @@ def groups(names: Sequence[str]) -> list[Group]:
 def differences(told: Sequence[Group]) -> list[str]:
     """Say of each group what the others have not: 'eps 0.001, padding same, mean 0.5/0.5/0.5'."""
     # 1. The settings of each network, built without memory
-    built: dict[str, dict[str, Any]] = {}
+    built: dict[str, Mapping[str, Any]] = {}
     for group in told:
         if group.network not in built:
             built[group.network] = _settings(group.names[0])
@@ -298,7 +298,8 @@ def _values(
     return out
 
 
-def _settings(name: str) -> dict[str, Any]:
+@functools.lru_cache(maxsize=16)
+def _settings(name: str) -> Mapping[str, Any]:
     import timm
 
     from backbench.weights.undrawn import without_memory
