@@ -1,5 +1,6 @@
 """Tests that inputs that would give a wrong number are refused, or handled as COCO's tools do."""
 
+import inspect
 import json
 import shutil
 
@@ -15,6 +16,8 @@ from backbench.images.preprocess import Pixels
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 
+pytestmark = pytest.mark.usefixtures("one_trunk")
+
 FASTER = "tiny_faster_rcnn_R_18_FPN"
 
 
@@ -25,6 +28,13 @@ def trunk():
     return Checkpoint(arch="resnet18", method="test", state_dict=state)
 
 
+@pytest.fixture(scope="module")
+def trunk_file(trunk, tmp_path_factory):
+    file = tmp_path_factory.mktemp("trunk") / "x.safetensors"
+    trunk.save(file)
+    return file
+
+
 @pytest.fixture
 def data(tiny_root, tmp_path):
     """A private copy of the scenes, to be damaged."""
@@ -33,11 +43,11 @@ def data(tiny_root, tmp_path):
 
 
 def prepare(data, tmp_path, checkpoint=None, *opts, name=FASTER, world=1):
-    """Prepare a run of a checkpoint, or of random weights."""
-    file = None
+    """Prepare a run of a checkpoint or its file, or of random weights."""
+    file = checkpoint
     if checkpoint is None:
         opts = ("MODEL.WEIGHTS", "random", *opts)
-    else:
+    elif isinstance(checkpoint, Checkpoint):
         file = tmp_path / "x.safetensors"
         checkpoint.save(file)
     out = tmp_path / "run"
@@ -78,9 +88,11 @@ def edit(data, change, kind="instances", part="val"):
         (("DATASETS.TEST", "('scenes_train',)"), "share 12 images"),
     ],
 )
-def test_config_against_checkpoint_and_data(tiny_root, tmp_path, trunk, opts, words):
+def test_config_against_checkpoint_and_data(
+    tiny_root, tmp_path, trunk_file, opts, words
+):
     with pytest.raises(BadInput, match=words):
-        prepare(tiny_root, tmp_path, trunk, *opts)
+        prepare(tiny_root, tmp_path, trunk_file, *opts)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +149,7 @@ def test_statistics_come_from_the_checkpoint(tiny_root, tmp_path, trunk):
     assert pytest.approx([102, 127.5, 153]) == p.cfg.MODEL.PIXEL_MEAN
 
 
-def test_weights_must_be_named(tiny_root, tmp_path, trunk):
+def test_weights_must_be_named(tiny_root, tmp_path):
     with pytest.raises(BadInput, match="no weights: give --checkpoint"):
         train_net.prepare(run_of_config(FASTER, tiny_root, tmp_path, ()))
     with pytest.raises(BadInput, match="downloads nothing"):
@@ -146,26 +158,26 @@ def test_weights_must_be_named(tiny_root, tmp_path, trunk):
         )
     with pytest.raises(BadInput, match="give one"):
         backbones.read_trunk(tmp_path / "x", "y.pkl", "resnet18", 0)
-    drawn = backbones.read_trunk(None, "random", "resnet18", 0)
-    again = backbones.read_trunk(None, "random", "resnet18", 0)
+    draw = inspect.unwrap(backbones.read_trunk)  # anew each time
+    drawn = draw(None, "random", "resnet18", 0)
+    again = draw(None, "random", "resnet18", 0)
     assert drawn.digest == again.digest
 
 
 def test_a_small_image_stem_and_a_batch_that_does_not_divide(
-    tiny_root, tmp_path, trunk
+    tiny_root, tmp_path, trunk_file
 ):
     with pytest.raises(BadInput, match="does not divide into 3"):
-        prepare(tiny_root, tmp_path, trunk, world=3)
+        prepare(tiny_root, tmp_path, trunk_file, world=3)
     state = build_backbone("resnet18", "conv3").state_dict()
     small = Checkpoint(arch="resnet18", stem="conv3", method="t", state_dict=state)
     with pytest.raises(BadInput, match=r"conv3 stem.*maps of stride 1, 2, 4, 8"):
         prepare(tiny_root, tmp_path, small)
 
 
-def test_feature_check(tiny_root, tmp_path, trunk):
-    file = tmp_path / "x.safetensors"
-    trunk.save(file)
-    p, engine = built(run_of_config(FASTER, tiny_root, tmp_path, (), checkpoint=file))
+def test_feature_check(tiny_root, tmp_path, trunk, trunk_file):
+    run = run_of_config(FASTER, tiny_root, tmp_path, (), checkpoint=trunk_file)
+    p, engine = built(run)
     assert near_its_checkpoint(p, engine) <= 1e-6
     body = engine.model.backbone.body.trunk
     with torch.no_grad():
@@ -179,17 +191,17 @@ def test_feature_check(tiny_root, tmp_path, trunk):
         near_its_checkpoint(p, engine)
 
 
-def test_files_that_are_not_there_or_not_json(data, tmp_path, trunk):
+def test_files_that_are_not_there_or_not_json(data, tmp_path, trunk_file):
     file = data / "scenes" / "annotations" / "instances_val2017.json"
     file.write_text("{")
     with pytest.raises(BadInput, match="not JSON"):
-        prepare(data, tmp_path, trunk)
+        prepare(data, tmp_path, trunk_file)
     file.unlink()
     with pytest.raises(BadInput, match="no such file; COCO is ROOT/coco"):
-        prepare(data, tmp_path, trunk)
+        prepare(data, tmp_path, trunk_file)
 
 
-def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
+def test_keypoint_files_without_keypoints(data, tmp_path, trunk_file):
     name = "tiny_keypoint_rcnn_R_18_FPN"
 
     def without_keypoints(content):
@@ -201,18 +213,20 @@ def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
 
     edit(data, without_keypoints, "person_keypoints", "train")
     with pytest.raises(BadInput, match="no annotation has keypoints"):
-        prepare(data, tmp_path, trunk, name=name)
+        prepare(data, tmp_path, trunk_file, name=name)
     edit(data, without_names, "person_keypoints", "train")
     with pytest.raises(
         BadInput, match="'digit' has no 'keypoints' list; write their names"
     ):
-        prepare(data, tmp_path, trunk, name=name)
+        prepare(data, tmp_path, trunk_file, name=name)
 
 
-def test_as_many_sigmas_as_keypoints(tiny_root, tmp_path, trunk):
+def test_as_many_sigmas_as_keypoints(tiny_root, tmp_path, trunk_file):
     sigmas = ("TEST.KEYPOINT_OKS_SIGMAS", "[0.1]")
     with pytest.raises(BadInput, match="OKS_SIGMAS"):
-        prepare(tiny_root, tmp_path, trunk, *sigmas, name="tiny_keypoint_rcnn_R_18_FPN")
+        prepare(
+            tiny_root, tmp_path, trunk_file, *sigmas, name="tiny_keypoint_rcnn_R_18_FPN"
+        )
 
 
 def degenerate(content):
@@ -229,10 +243,12 @@ def degenerate(content):
 
 
 @pytest.mark.parametrize("task", ["faster", "mask", "keypoint"])
-def test_degenerate_objects_are_handled_as_by_coco_tools(data, tmp_path, trunk, task):
+def test_degenerate_objects_are_handled_as_by_coco_tools(
+    data, tmp_path, trunk_file, task
+):
     kind = "person_keypoints" if task == "keypoint" else "instances"
     edit(data, degenerate, kind, "train")
-    p = prepare(data, tmp_path, trunk, name=f"tiny_{task}_rcnn_R_18_FPN")
+    p = prepare(data, tmp_path, trunk_file, name=f"tiny_{task}_rcnn_R_18_FPN")
     kept = {r["image_id"] for r in training_records(p.train, p.task)}
     assert not kept & {1, 3, 4}
     assert 2 in kept
@@ -251,7 +267,7 @@ def test_degenerate_objects_are_handled_as_by_coco_tools(data, tmp_path, trunk, 
 
 
 @pytest.mark.parametrize("task", ["faster", "mask", "keypoint"])
-def test_a_batch_without_any_object_trains(tiny_root, tmp_path, trunk, task):
+def test_a_batch_without_any_object_trains(tiny_root, tmp_path, task):
     """Losses are finite and every parameter gets a gradient, so that no rank waits."""
     p, engine = built(run_of_config(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path))
     record = {**p.train.records[0], "annotations": []}
