@@ -35,9 +35,11 @@ from backbench.runs.state import StopFlag, load_state
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights import archs
 
+pytestmark = pytest.mark.usefixtures("one_trunk")
+
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request, tiny_root, tmp_path_factory):
+def engine(request, one_trunk, tiny_root, tmp_path_factory):
     """Build a mask detector and return it with the images that it trains on."""
     out = tmp_path_factory.mktemp("run")
     run = run_of_config("tiny_mask_rcnn_R_18_FPN", tiny_root, out, engine=request.param)

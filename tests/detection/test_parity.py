@@ -22,6 +22,8 @@ from backbench.detection.run import SolverSchedule
 from backbench.detection.task_rows import DETECTION_TASKS
 from backbench.weights import exporting
 
+pytestmark = pytest.mark.usefixtures("one_trunk")
+
 
 def to_detectron2_names(state):
     """Return the torchvision engine's whole state under Detectron2's names, its classes in
