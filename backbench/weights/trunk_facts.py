@@ -32,8 +32,9 @@ def of_maps(
 ) -> Facts:
     """Return the costs of a trunk in a detector: `gflops` are those of its maps alone, for one image
     of `sides` = (height, width) pixels. `given` makes the trunk's input of the detector's images."""
-    trunk = checkpoint.blank()
-    gflops = _gflops(lambda image: trunk.stages(given(image, trunk)), sides)
+    gflops = _of_maps(
+        checkpoint.arch, checkpoint.stem, checkpoint.reading, sides, given
+    )
     return {"parameters": checkpoint.parameters, "sides": list(sides), "gflops": gflops}
 
 
@@ -44,6 +45,18 @@ def _of_features(arch: str, stem: str, reading: str, side: int) -> float | None:
     if known is None:
         return _gflops(trunk, (side, side))
     return round(known / 1e9, 4)
+
+
+@functools.lru_cache(maxsize=16)
+def _of_maps(
+    arch: str,
+    stem: str,
+    reading: str,
+    sides: tuple[int, int],
+    given: Callable[[Tensor, Trunk], Tensor],
+) -> float | None:
+    trunk = archs.family_of(arch).blank(arch, stem, reading)
+    return _gflops(lambda image: trunk.stages(given(image, trunk)), sides)
 
 
 def _gflops(call: Callable[[Tensor], object], sides: tuple[int, int]) -> float | None:
