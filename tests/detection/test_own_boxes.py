@@ -28,10 +28,12 @@ from backbench.evaluation import wanted
 pytestmark = pytest.mark.usefixtures("one_trunk")
 
 # A detector of seconds
+pytestmark = pytest.mark.usefixtures("one_trunk")
+
 SMALL = overrides(
     {
         "MODEL.WEIGHTS": "random",
-        "MODEL.TRUNK.ARCH": "resnet18",
+        "MODEL.TRUNK.ARCH": "timm:test_convnext",
         "MODEL.FPN.OUT_CHANNELS": 16,
         "MODEL.ROI_BOX_HEAD.FC_DIM": 16,
         "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0,
