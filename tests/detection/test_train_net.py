@@ -38,6 +38,7 @@ from backbench.weights.families.resnet_trunk import build_backbone
 
 ROOT = Path(__file__).parent.parent.parent
 SIX = ("SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")
+TWO = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)")
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -133,11 +134,12 @@ def assert_same_run(a, b):
     assert numbers(a) == numbers(b)
 
 
+@pytest.mark.usefixtures("one_trunk")
 def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     config = "tiny_faster_rcnn_R_18_FPN"
     whole = tmp_path / "whole"
     engine = ("--engine", "torchvision")
-    assert detect_here(config, tiny_root, whole, *engine, "--checkpoint", x, *SIX) == 0
+    assert detect_here(config, tiny_root, whole, *engine, "--checkpoint", x, *TWO) == 0
     rows, _ = store.read(whole / "results.jsonl")
     first = rows[0]
     assert first.checkpoint == Checkpoint.load(x).digest
@@ -145,7 +147,7 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     assert columns == ("faster_rcnn", "scenes", "val", "torchvision")
     metrics = ("AP", "AP50", "AP75", "APs", "APm", "APl")
     assert {r.metric for r in rows} == {f"bbox_{metric}" for metric in metrics}
-    # No shipped protocol has six iterations.
+    # No shipped protocol has two iterations.
     assert first.protocol.startswith("detection-")
     assert not first.protocol.endswith("-v1")
     assert len(list((whole / "pictures").glob("*.png"))) == 2
@@ -162,12 +164,12 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     # The same command again prints the numbers and adds none.
     before = (whole / "results.jsonl").read_bytes()
     caplog.clear()
-    assert detect_here(config, tiny_root, whole, *engine, "--checkpoint", x, *SIX) == 0
+    assert detect_here(config, tiny_root, whole, *engine, "--checkpoint", x, *TWO) == 0
     assert "bbox_AP50" in caplog.text
     assert (whole / "results.jsonl").read_bytes() == before
     # Another experiment does not continue this one.
     capsys.readouterr()
-    other = (*engine, "--checkpoint", x, *SIX, "SOLVER.BASE_LR", "0.5")
+    other = (*engine, "--checkpoint", x, *TWO, "SOLVER.BASE_LR", "0.5")
     assert detect_here(config, tiny_root, whole, *other) == 2
     said = capsys.readouterr().err
     assert "SOLVER.BASE_LR" in said and said.count("\n") == 1
@@ -211,6 +213,7 @@ def test_killed_and_resumed(tiny_root, x, others, tmp_path, *, config, engine):
     assert numbers(whole) == before
 
 
+@pytest.mark.usefixtures("one_trunk")
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_as_many_ranks_are_started_as_gpus_are_asked_for(
     tiny_root, x, tmp_path, gpus, monkeypatch
@@ -511,6 +514,7 @@ def packed(tiny_root, tmp_path):
     return tmp_path / "packed"
 
 
+@pytest.mark.usefixtures("one_trunk")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_detector_does_not_see_where_its_images_lie(
     tiny_root, packed, tmp_path, engine
@@ -520,6 +524,9 @@ def test_a_detector_does_not_see_where_its_images_lie(
             "MODEL.WEIGHTS": "random",
             "SOLVER.MAX_ITER": 2,
             "SOLVER.STEPS": "()",
+            "SOLVER.CHECKPOINT_PERIOD": 2,
+            "INPUT.MIN_SIZE_TRAIN": "(64,)",
+            "INPUT.MIN_SIZE_TEST": 64,
         }
     )
     rows = []
