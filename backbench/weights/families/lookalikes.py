@@ -151,6 +151,9 @@ def _bodies(
 def _rows(shapes: Mapping[str, Shape], *, by_names: bool) -> tuple[IndexRow, ...]:
     """Return the networks with these names and shapes, or with these shapes in any order."""
     of_names, of_shapes = _by_digest()
+    # Most parts of a file have as many tensors as no network has.
+    if len(shapes) not in _counts():
+        return ()
     if by_names:
         return tuple(of_names.get(architectures.digest_of_names(shapes), ()))
     return tuple(of_shapes.get(architectures.digest_of_shapes(shapes.values()), ()))
@@ -165,6 +168,12 @@ def _by_digest() -> tuple[dict[str, list[IndexRow]], dict[str, list[IndexRow]]]:
         of_names.setdefault(row.names, []).append(row)
         of_shapes.setdefault(row.shapes, []).append(row)
     return of_names, of_shapes
+
+
+@functools.cache
+def _counts() -> frozenset[int]:
+    """Return the numbers of tensors that the index's networks have."""
+    return frozenset(row.tensors for row in architectures.rows())
 
 
 def in_order(
