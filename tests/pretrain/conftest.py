@@ -28,20 +28,23 @@ def shapes(tmp_path_factory):
 
 
 @pytest.fixture
-def kill_at_step(monkeypatch):
+def kill_at_step():
     """kill_at_step(n, signal): this process gets the signal when the loop has made step n."""
+    # Its own: what a test has replaced stays replaced behind the signal
+    patch = pytest.MonkeyPatch()
 
     def arm(step, number):
         def advance(self, count=1, **info):
             original(self, count, **info)
             if self.unit == "step" and self.done == step:
-                monkeypatch.undo()
+                patch.undo()
                 os.kill(os.getpid(), number)
 
         original = Progress.advance
-        monkeypatch.setattr(Progress, "advance", advance)
+        patch.setattr(Progress, "advance", advance)
 
-    return arm
+    yield arm
+    patch.undo()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The loop on a tiny ResNet-18: what it leaves, what it refuses, and exact continuation."""
+"""The loop on a narrow ResNet-18: what it leaves, what it refuses, and exact continuation."""
 
 import dataclasses
 import json
@@ -74,7 +74,7 @@ def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path, with_cur
     }
     checkpoint = Checkpoint.load(out / CHECKPOINT_FILE)
     about = (checkpoint.arch, checkpoint.method, checkpoint.epochs, checkpoint.name)
-    assert about == ("resnet18", "simclr", 2, "tiny")
+    assert about == (tiny_pretraining.ARCH, "simclr", 2, "tiny")
     assert checkpoint.provenance["recipe"]["optim"]["lr"] == 0.05
     assert checkpoint.provenance["data"]["images"] == 24
     assert len(checkpoint.provenance["data"]["fingerprint"]) == 12

@@ -1,4 +1,4 @@
-"""A tiny pretraining of a ResNet-18 on the pictures `shapes`, and its command in a process."""
+"""A tiny pretraining of a narrow ResNet-18 on the pictures `shapes`, and its command in a process."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from backbench.pretrain.method_config import MethodConfig
 from backbench.pretrain.recipe import Data, Optim, PretrainConfig
 from backbench.weights.checkpoint import Checkpoint
 
+ARCH = "resnet18,width=0.25"
 HEAD = {"hidden": 32, "dim": 16}
 SIMCLR = {"name": "simclr", "head": HEAD}
 MOCO = "method={name: moco, queue: 64, head: {hidden: 32, dim: 16, batchnorm: false}}"
@@ -23,7 +24,7 @@ def recipe(**changes):
     """Its recipe as JSON, which is YAML; a change to None leaves the key out."""
     keys = {
         "name": "tiny",
-        "arch": "resnet18",
+        "arch": ARCH,
         "method": SIMCLR,
         "views": crops(blur_p=0.0),
         "data": {"dataset": "shapes", "workers": 0},
