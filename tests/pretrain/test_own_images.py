@@ -1,5 +1,6 @@
 """`pretrain METHOD --images FOLDER`: the form, the budget, what is said, and the table at the end."""
 
+import os
 import re
 import shutil
 
@@ -16,15 +17,16 @@ from backbench.requests.parsing import parse
 from backbench.requests.pretrain import PretrainRequest
 from backbench.weights.checkpoint import Checkpoint
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 # A trunk that a test can train
 NARROW = "arch=resnet18,width=0.25"
 
 
-@pytest.fixture
-def pictures(shapes, tmp_path):
+@pytest.fixture(scope="module")
+def drawn(shapes):
     """A class folder of three classes with 24 pictures in train and 12 in test, of 24 pixels."""
-    folder = tmp_path / "cells"
-    shutil.copytree(shapes(count=36) / "shapes", folder)
+    folder = shapes(count=36) / "shapes"
     for file in sorted(folder.rglob("*.png")):
         if int(file.stem) >= 24:
             test = folder / "test" / file.parent.name / file.name
@@ -33,26 +35,44 @@ def pictures(shapes, tmp_path):
     return folder
 
 
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """A folder of YOLO's boxes."""
+    folder = tmp_path_factory.mktemp("boxes")
+    own_boxes.yolo(folder)
+    return folder
+
+
+def linked(source, folder):
+    """Give a test a tree of its own, whose files are those of the one that was drawn once."""
+    return shutil.copytree(source, folder, copy_function=os.link)
+
+
+@pytest.fixture
+def pictures(drawn, tmp_path):
+    return linked(drawn, tmp_path / "cells")
+
+
 @pytest.fixture
 def flat(pictures, tmp_path):
     """The same pictures without classes."""
     folder = tmp_path / "flat"
     folder.mkdir()
     for file in pictures.rglob("*.png"):
-        shutil.copy(file, folder)
+        os.link(file, folder / file.name)
     return folder
 
 
 @pytest.fixture
-def folders(pictures, flat, tmp_path):
+def folders(pictures, flat, labelled, tmp_path):
     """A folder with pictures in classes, without any, none at all, and three."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "a_file").touch()
     (tmp_path / "few").mkdir()
     for file in sorted(flat.iterdir())[:3]:
-        shutil.copy(file, tmp_path / "few")
-    shutil.copytree(pictures, tmp_path / "root" / "cifar10")
-    own_boxes.yolo(tmp_path / "boxes")
+        os.link(file, tmp_path / "few" / file.name)
+    linked(pictures, tmp_path / "root" / "cifar10")
+    linked(labelled, tmp_path / "boxes")
     return tmp_path
 
 
