@@ -17,15 +17,15 @@ from backbench.records import store
 
 
 def test_grid_runs_n_at_a_time_and_again_runs_nothing(lab):
-    lab.dataset("d1", "d2", "d3", steps=3, step_s=0.1)
+    lab.dataset("d1", "d2", steps=3, step_s=0.1)
     grid = lab.grid(
-        checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2", "d3")
+        checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2")
     )
     cluster = lab.cluster("local", jobs=3)
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.most_at_once("runs") == 3
     assert set(lab.states("runs").values()) == {"done"}
-    assert len(lab.values("runs")) == 6
+    assert len(lab.values("runs")) == 4
     attempts = lab.attempts("runs")
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.attempts("runs") == attempts
@@ -34,7 +34,7 @@ def test_grid_runs_n_at_a_time_and_again_runs_nothing(lab):
     shutil.rmtree(lab.root / "runs" / ".launch")
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.attempts("runs") == {}
-    assert len(lab.values("runs")) == 6
+    assert len(lab.values("runs")) == 4
 
 
 def test_a_run_that_lost_rows_is_not_done_and_gets_them_back(lab):
