@@ -2,8 +2,13 @@
 
 import io
 import json
+import resource
+import subprocess
 import tarfile
 import zipfile
+from types import SimpleNamespace
+
+from backbench.containers import scan_parquet_arrow_lmdb
 
 
 def images_of(folder):
@@ -96,6 +101,24 @@ def rows_of(source, first=0, step=1):
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema([("image", image), ("label", pa.int64())], metadata=about)
     return pa.Table.from_pylist(rows[::-1][first::step], schema=schema)
+
+
+def scan_in_this_process(monkeypatch):
+    """Let tables be scanned here, by the words that the reader's process would get.
+
+    That process imports pyarrow for 0.2 s a split. What it shields from, and its limits, are for
+    tests that do not call this."""
+
+    def run(command, **how):
+        kind, folder, labels, *files = command[command.index("-m") + 2 :]
+        with monkeypatch.context() as patch:
+            patch.setattr(scan_parquet_arrow_lmdb, "die_with_parent", lambda: None)
+            patch.setattr(resource, "setrlimit", lambda *_: None)
+            scan_parquet_arrow_lmdb.main(kind, folder, labels, files)
+        return subprocess.CompletedProcess(command, 0)
+
+    instead = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(scan_parquet_arrow_lmdb, "subprocess", instead)
 
 
 # How the library `datasets` wrote Parquet, by year

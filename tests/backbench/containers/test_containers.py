@@ -15,7 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.containers import LAYOUTS, add, images_of, packed
+from support.containers import (
+    LAYOUTS,
+    add,
+    images_of,
+    packed,
+    scan_in_this_process,
+)
 from support.layouts import picture
 from support.strangers import Calls
 
@@ -40,8 +46,14 @@ def root(trees):
     return trees("classes")
 
 
+# One layout of each kind of table has the reader's own process
+SCANNED_IN_ITS_PROCESS = ("parquet of 2023", "arrow", "lmdb")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_container_gives_the_class_folders_list(root, layout):
+def test_a_container_gives_the_class_folders_list(root, layout, monkeypatch):
+    if layout not in SCANNED_IN_ITS_PROCESS:
+        scan_in_this_process(monkeypatch)
     there = packed(root, "classes", layout)
     for seed in range(5):
         a = catalog.load("classes", root, seed=seed)
@@ -378,6 +390,7 @@ HUB = [
 ]
 
 
+@pytest.mark.usefixtures("scanned_here")
 def test_the_hubs_imagenet(tmp_path):
     """Names of classes say nothing there: two are called crane; the position is the synset."""
     file = tmp_path / "train.parquet"
@@ -399,6 +412,7 @@ def test_the_hubs_imagenet(tmp_path):
     assert own.paths[0] == "ant/train-0000001.jpg"
 
 
+@pytest.mark.usefixtures("scanned_here")
 @pytest.mark.parametrize(
     ("stated", "classes"),
     [
@@ -416,6 +430,7 @@ def test_classes_that_are_no_folders_of_their_own(tmp_path, stated, classes):
     assert found.paths == (f"{classes[0]}/1.jpg", f"{classes[1]}/2.jpg")
 
 
+@pytest.mark.usefixtures("scanned_here")
 def test_packing_writes_nothing_outside_of_its_folder(tmp_path):
     for split in ("train", "test"):
         file = tmp_path / "own" / f"{split}.parquet"
@@ -451,6 +466,7 @@ def test_a_split_that_is_not_whole_or_there_twice_is_refused(tmp_path, capsys):
     assert "own.zip: 'val' is there twice, as val and valid" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("scanned_here")
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
 @pytest.mark.parametrize("large", [False, True])
 def test_images_may_be_a_plain_column_of_bytes(tmp_path, form, large):
@@ -496,6 +512,7 @@ def test_parquet_without_the_images_is_refused(tmp_path, monkeypatch):
         reading.read_split(tmp_path, "train")
 
 
+@pytest.mark.usefixtures("scanned_here")
 def test_snappy_costs_the_blocks_of_an_image(tmp_path):
     """An image of 5 kB on a page of 1 MB; of pixels that repeat across blocks the page is read."""
     draw = np.random.default_rng(0)
@@ -516,6 +533,7 @@ def times_of(folder):
     return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.usefixtures("scanned_here")
 @pytest.mark.parametrize("layout", ["folder", "parquet of 2023", "deflated"])
 def test_packing_and_unpacking_keep_list_and_bytes(
     root, tmp_path, bad_input, monkeypatch, layout
@@ -562,6 +580,7 @@ def test_an_older_state_of_the_images_is_not_taken_for_packed(root, tmp_path, ki
     assert (out / "train" / "circle" / first.name).read_bytes() == first.read_bytes()
 
 
+@pytest.mark.usefixtures("scanned_here")
 def test_a_copy_that_lost_its_names_gets_them_by_contents(root, tmp_path, capsys):
     """folder2lmdb: numbers, and pickled pairs. Without names it is another list."""
     import lmdb
@@ -815,6 +834,7 @@ def test_members_of_a_zip_that_overlap_are_refused(tmp_path):
         reading.read_split(tmp_path, "train")
 
 
+@pytest.mark.usefixtures("scanned_here")
 def test_arrow_without_the_images_is_refused(tmp_path):
     import pyarrow as pa
 

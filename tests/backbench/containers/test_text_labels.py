@@ -12,6 +12,8 @@ from backbench.containers import reading
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
 
+pytestmark = pytest.mark.usefixtures("scanned_here")
+
 CLASSES = ("zebra", "Cat", "cat", "a dog")  # not in the order of their names
 
 

@@ -1,0 +1,10 @@
+"""What tests of tables share."""
+
+import pytest
+from support.containers import scan_in_this_process
+
+
+@pytest.fixture
+def scanned_here(monkeypatch):
+    """Let no table have a process of its own that scans it."""
+    scan_in_this_process(monkeypatch)
