@@ -9,7 +9,7 @@ from annotated_types import Interval
 
 from backbench.errors import BadInput
 from backbench.recipes import config
-from backbench.records import store
+from backbench.records import owed_rows
 from backbench.untrusted import printable
 
 # No number in a record may be larger than this, which is far beyond any time or count.
@@ -56,7 +56,7 @@ def finished(job: Job, runs: Path) -> bool:
     if job.makes is not None:
         return (runs / job.makes).is_file()
     run = runs / job.name
-    return store.owed(run) is not None and store.complete(run)
+    return owed_rows.owed(run) is not None and owed_rows.complete(run)
 
 
 def command_kind(argv: Sequence[str]) -> tuple[str, ...]:

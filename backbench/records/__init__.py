@@ -2,6 +2,7 @@
 
 result_line           one measured number, and how a stranger's line becomes one
 store                 RUN/results.jsonl: appended by many, read line by line
+owed_rows             which rows a run has, and whether these are all that it owes
 origin                where a number is made: code, versions, hardware
 predictions           RUN/predictions: what a model said of each test image
 kept_scores           RUN/scores: the logits of a head, from which calibration follows

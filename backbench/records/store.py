@@ -11,21 +11,38 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from backbench.errors import BadInput
 from backbench.records.origin import code_revision, hardware, versions
+from backbench.records.owed_rows import (
+    KEY_NAMES,
+    LARGEST_FILE,
+    NumberKey,
+    complete,
+    number_key,
+    numbers,
+    numbers_of,
+    owe,
+    owed,
+)
 from backbench.records.result_line import SCHEMA, Origin, Result, parse_line
-from backbench.runs import atomic
-from backbench.runs.folder import OWED_FILE, RESULTS_FILE, RUN_FILE
+from backbench.runs.folder import RESULTS_FILE, RUN_FILE
 from backbench.runs.lock import NO_LOCKS
 from backbench.untrusted import jsons, opening, printable, walking
 
 # The names of other files that callers take from here
-__all__ = ["SCHEMA", "Origin", "Result", "code_revision", "hardware"]
-
-LARGEST_FILE = 4 * opening.GIGABYTE  # of results: a million of them
-
+__all__ = [
+    "KEY_NAMES",
+    "SCHEMA",
+    "Origin",
+    "Result",
+    "code_revision",
+    "complete",
+    "hardware",
+    "numbers",
+    "owe",
+    "owed",
+]
 
 # ---- writing
 
@@ -41,7 +58,7 @@ def append(
     for result in results:
         data = dataclasses.asdict(result)
         data["origin"] = {**origin, **result.origin}
-        lines.append((_number_key(data), json.dumps(data, sort_keys=True) + "\n"))
+        lines.append((number_key(data), json.dumps(data, sort_keys=True) + "\n"))
     if not lines:
         return
     path = run / RESULTS_FILE
@@ -59,7 +76,7 @@ def append(
             # Read under the lock: of two writers, the second sees the first one's rows. Read by
             # this descriptor: closing another one of the same file would give the lock away.
             size = os.fstat(descriptor).st_size
-            known = _numbers(os.pread(descriptor, size, 0))
+            known = numbers_of(os.pread(descriptor, size, 0))
         new = "".join(line for number, line in lines if number not in known)
         if new:
             _write_whole(descriptor, new.encode(), path)
@@ -101,69 +118,6 @@ def _write_whole(descriptor: int, data: bytes, path: Path) -> None:
         os.ftruncate(descriptor, size)
         raise OSError(error.errno, error.strerror, str(path)) from None
     os.fsync(descriptor)
-
-
-# ---- which numbers a run has
-
-
-# The keys of a line that tell one number of a run from another
-KEY_NAMES = (
-    "checkpoint",
-    "task",
-    "dataset",
-    "split",
-    "metric",
-    "protocol",
-    "engine",
-    "seed",
-)
-NumberKey = tuple[object, ...]
-
-
-def _number_key(line: dict[str, Any]) -> NumberKey:
-    return tuple(line.get(name) for name in KEY_NAMES)
-
-
-def numbers(run: str | Path) -> set[NumberKey]:
-    """Return the numbers that RUN/results.jsonl has a line of; unreadable lines have none."""
-    try:
-        return _numbers(opening.read_bytes(Path(run) / RESULTS_FILE, most=LARGEST_FILE))
-    except OSError:
-        return set()
-
-
-def _numbers(content: bytes) -> set[NumberKey]:
-    """Return the keys of the lines of a results file."""
-    keys = set()
-    for text in content.split(b"\n"):
-        try:
-            line = jsons.decode(text)
-            if line.get("checkpoint") and line.get("dataset"):
-                keys.add(_number_key(line))
-        except (ValueError, AttributeError, TypeError):
-            # The line is torn, damaged or no object: it is no result. The leaderboard reports it.
-            continue
-    return keys
-
-
-def owe(run: str | Path, rows: int) -> None:
-    """Note that RUN will have this many rows when it is done. Called before the first is written."""
-    if owed(run) != rows:
-        atomic.write_json(Path(run) / OWED_FILE, {"rows": rows})
-
-
-def owed(run: str | Path) -> int | None:
-    """Return how many rows RUN must deliver; None where nothing was noted."""
-    try:
-        rows = jsons.read(Path(run) / OWED_FILE)["rows"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return rows if isinstance(rows, int) else None
-
-
-def complete(run: str | Path) -> bool:
-    """Return True once RUN has every row that it owes; at least one, where nothing was noted."""
-    return len(numbers(run)) >= max(1, owed(run) or 1)
 
 
 # ---- reading
