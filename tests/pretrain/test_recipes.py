@@ -148,7 +148,7 @@ def smaller(recipe):
     crops = []
     for group in recipe.views.crops:
         crops.append({**dataclasses.asdict(group), "size": tiny[group.size]})
-    arch = "resnet18"
+    arch = "resnet18,width=0.25"
     if recipe.arch.startswith("lab:"):
         arch = (
             "lab:resnet18,width=0.5"  # CMC's trunk is a pair of networks, and stays one
