@@ -202,11 +202,13 @@ LAYOUTS = {
 }
 
 
-def packed(root, name, layout):
-    """Pack the class folder ROOT/<name> into containers in ROOT/LAYOUT/<name>; return ROOT/LAYOUT."""
-    base = root / layout / name
+def packed(root, name, layout, below=None):
+    """Pack the class folder ROOT/<name> into containers in BELOW/LAYOUT/<name>, and return
+    BELOW/LAYOUT. BELOW is ROOT unless it is given."""
+    below = below or root
+    base = below / layout / name
     base.mkdir(parents=True)
     for split in ("train", "val", "test"):
         if (root / name / split).is_dir():
             LAYOUTS[layout](root / name / split, base, split)
-    return root / layout
+    return below / layout

@@ -22,7 +22,7 @@ from support.containers import (
     packed,
     scan_in_this_process,
 )
-from support.layouts import picture
+from support.layouts import Trees, picture
 from support.strangers import Calls
 
 from backbench.cli.program import main
@@ -323,9 +323,16 @@ def test_places_in_its_tar_files(trees):
         catalog.load("places365", root)
 
 
-def test_imagenet_and_its_100_classes_from_the_archives(trees):
-    root = trees("imagenet")
-    there = packed(root, "imagenet", "tar_of_tars")
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory):
+    """ROOT with ImageNet's thousand class folders; read it, do not write to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        return Trees(tmp_path_factory.mktemp("imagenet"), patch)("imagenet")
+
+
+def test_imagenet_and_its_100_classes_from_the_archives(imagenet, tmp_path):
+    root = imagenet
+    there = packed(root, "imagenet", "tar_of_tars", tmp_path)
     base = there / "imagenet"
     (base / "ILSVRC2012_img_val.tar").unlink()
     LAYOUTS["zip"](root / "imagenet" / "val", base, "val")
@@ -346,8 +353,8 @@ def test_imagenet_and_its_100_classes_from_the_archives(trees):
         catalog.load("imagenet", there)
 
 
-def test_flat_images_with_a_map_as_swin_has_them(trees, tmp_path):
-    root = trees("imagenet", per=1)
+def test_flat_images_with_a_map_as_swin_has_them(imagenet, tmp_path):
+    root = imagenet
     base = tmp_path / "flat" / "imagenet"
     base.mkdir(parents=True)
     lines = []
