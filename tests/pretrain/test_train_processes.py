@@ -26,7 +26,9 @@ MOCO = tiny_pretraining.MOCO.replace("}}", "}, groups: 2}")
 def root(shapes):
     root = shapes(16, "ab", 32)
     views = tiny_pretraining.crops(32, blur_p=0.0)
-    (root / "tiny.yaml").write_text(tiny_pretraining.recipe(views=views, optim=STEADY))
+    # The whole trunk: steps that take a while, as signals come between them
+    about = {"arch": "resnet18", "views": views, "optim": STEADY}
+    (root / "tiny.yaml").write_text(tiny_pretraining.recipe(**about))
     return root
 
 
@@ -185,7 +187,9 @@ def recipes(shapes):
     root = shapes()
     for name, method in METHODS.items():
         views = crops(count=3 if name in ("lorac", "jcl") else 2)
-        (root / f"{name}.yaml").write_text(recipe(method=method, views=views, **LONGER))
+        (root / f"{name}.yaml").write_text(
+            recipe(arch="resnet18", method=method, views=views, **LONGER)
+        )
     return root
 
 
