@@ -1,8 +1,10 @@
 """The house: who may import whom, and the facts that live in one file only."""
 
 import ast
+import functools
 import re
 import runpy
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -43,26 +45,74 @@ def is_script(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
-def imported(path: Path) -> set[str]:
-    """Every module that a file imports, at any depth, lazily or not."""
-    names: set[str] = set()
-    tree = ast.parse(path.read_text())
-    # What a file does as a script is no import of the module
-    tree.body = [node for node in tree.body if not is_script(node)]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: relative import; write it out"
-            below = {f"{node.module}.{alias.name}" for alias in node.names}
-            # `from package import module` names the module, `from module import name` does too
-            names |= {name for name in below if name in MODULES} or {str(node.module)}
-    return names
+def is_frozen(decorator: ast.expr) -> bool | None:
+    """Say whether a data class's decorator freezes it; None for another decorator."""
+    call = decorator if isinstance(decorator, ast.Call) else None
+    name = ast.unparse(call.func if call else decorator)
+    if name.rpartition(".")[2] != "dataclass":
+        return None
+    flags = (
+        {each.arg: ast.unparse(each.value) for each in call.keywords} if call else {}
+    )
+    return flags.get("frozen") == "True"
 
 
-GRAPH = {
-    name: imported(path) & MODULES.keys() - {name} for name, path in MODULES.items()
-}
+def imports_of(node: ast.AST, path: Path) -> set[str]:
+    """The modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if not isinstance(node, ast.ImportFrom):
+        return set()
+    assert not node.level, f"{path}: relative import; write it out"
+    below = {f"{node.module}.{alias.name}" for alias in node.names}
+    # `from package import module` names the module, `from module import name` does too
+    return {name for name in below if name in MODULES} or {str(node.module)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFacts:
+    """What the tests ask of one file's syntax tree."""
+
+    imports: frozenset[str]  # every module, at any depth, lazily or not
+    texts: frozenset[object]  # its constants
+    names: frozenset[str]
+    classes: frozenset[str]
+    changeable: frozenset[str]  # its data classes that are not frozen
+
+
+@functools.cache
+def facts(path: Path) -> SourceFacts:
+    """A file is parsed once, however many tests ask."""
+    imports, texts, names, classes, changeable = (set() for _ in range(5))
+    for statement in ast.parse(path.read_text()).body:
+        script = is_script(statement)
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Constant):
+                texts.add(node.value)
+            elif isinstance(node, ast.Name):
+                names.add(node.id)
+            elif isinstance(node, ast.ClassDef):
+                classes.add(node.name)
+                if False in map(is_frozen, node.decorator_list):
+                    changeable.add(node.name)
+            elif not script:  # what a file does as a script is no import of the module
+                imports |= imports_of(node, path)
+    return SourceFacts(
+        imports=frozenset(imports),
+        texts=frozenset(texts),
+        names=frozenset(names),
+        classes=frozenset(classes),
+        changeable=frozenset(changeable),
+    )
+
+
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    """The modules of the house that each module imports."""
+    return {
+        name: set(facts(path).imports & MODULES.keys() - {name})
+        for name, path in MODULES.items()
+    }
 
 
 def program(name: str) -> str | None:
@@ -86,26 +136,26 @@ def storey(name: str) -> int | None:
 @pytest.mark.parametrize("name", [name for name in MODULES if storey(name) is not None])
 def test_imports_point_to_earlier_storeys(name):
     own = storey(name)
-    later = [other for other in GRAPH[name] if (storey(other) or 0) > own]
+    later = [other for other in graph()[name] if (storey(other) or 0) > own]
     assert not later
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_programs_are_apart(name):
     own = program(name)
-    programs = {program(other) for other in GRAPH[name]} - {None}
+    programs = {program(other) for other in graph()[name]} - {None}
     if own is not None:
         assert programs <= {own}, "the three programs never import one another"
     elif storey(name) is not None and name.split(".")[1] not in DOORS:
         assert not programs, "only doors import the three programs"
-    assert not {other.split(".")[0] for other in imported(MODULES[name])} & {
+    assert not {other.split(".")[0] for other in facts(MODULES[name]).imports} & {
         "tests",
         "tools",
     }
 
 
 def test_nobody_imports_a_door_but_doors():
-    for name, others in GRAPH.items():
+    for name, others in graph().items():
         if name.startswith(("benchmarks.", "tools.")) or name == "backbench":
             continue  # they time and run the commands
         if storey(name) == len(STOREYS) - 1:
@@ -116,7 +166,7 @@ def test_nobody_imports_a_door_but_doors():
 
 def test_statistics_know_nothing_of_vision():
     """backbench/stats is arithmetic on arrays: it imports itself, and errors at most."""
-    for name, others in GRAPH.items():
+    for name, others in graph().items():
         if name.startswith("backbench.stats"):
             allowed = ("backbench.stats", "backbench.errors")
             foreign = {o for o in others if not o.startswith(allowed)}
@@ -130,7 +180,7 @@ def test_no_circle_of_files():
     def visit(name: str, open_: tuple[str, ...]) -> None:
         assert name not in open_, " -> ".join((*open_[open_.index(name) :], name))
         if name not in done:
-            for other in sorted(GRAPH[name]):
+            for other in sorted(graph()[name]):
                 visit(other, (*open_, name))
             done.add(name)
 
@@ -155,7 +205,7 @@ def users(pattern: str) -> set[str]:
 )
 def test_package_has_few_homes(package, homes):
     for path in SOURCES:
-        if package in {name.split(".")[0] for name in imported(path)}:
+        if package in {name.split(".")[0] for name in facts(path).imports}:
             where = path.relative_to(ROOT).as_posix()
             assert where.startswith((*homes, "benchmarks/")), (
                 f"{where} imports {package}"
@@ -190,11 +240,9 @@ def test_no_file_but_its_own_asks_for_a_kind_of_trunk():
         where = path.relative_to(ROOT).as_posix()
         if where.startswith(("backbench/weights/families/", "benchmarks/")):
             continue
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
-        assert not texts & prefixes, f"{where} asks for a prefix"
-        names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        assert where == "backbench/weights/archs.py" or not names & classes, where
+        found = facts(path)
+        assert not found.texts & prefixes, f"{where} asks for a prefix"
+        assert where == "backbench/weights/archs.py" or not found.names & classes, where
 
 
 def test_names_of_protocols_are_bound_to_their_recipes():
@@ -212,9 +260,9 @@ def test_class_names_are_unique():
     """`Config` and `Method` are a convention: one each in every method's file."""
     homes: dict[str, set[str]] = {}
     for name, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, set()).add(name)
+        for found in facts(path).classes:
+            if not found.startswith("_"):
+                homes.setdefault(found, set()).add(name)
     twice = {name: where for name, where in homes.items() if len(where) > 1}
     assert not twice.keys() - {"Config", "Method"}, twice
 
@@ -244,27 +292,11 @@ STATE = {
 }
 
 
-def is_frozen(decorator: ast.expr) -> bool | None:
-    """Say whether a data class's decorator freezes it; None for another decorator."""
-    call = decorator if isinstance(decorator, ast.Call) else None
-    name = ast.unparse(call.func if call else decorator)
-    if name.rpartition(".")[2] != "dataclass":
-        return None
-    flags = (
-        {each.arg: ast.unparse(each.value) for each in call.keywords} if call else {}
-    )
-    return flags.get("frozen") == "True"
-
-
 def test_data_classes_are_values_but_for_those_that_hold_state():
     found = set()
     for path in SOURCES:
-        if path.relative_to(ROOT).parts[0] in ("tools", "benchmarks"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            decorators = getattr(node, "decorator_list", ())
-            if isinstance(node, ast.ClassDef) and False in map(is_frozen, decorators):
-                found.add(node.name)
+        if path.relative_to(ROOT).parts[0] not in ("tools", "benchmarks"):
+            found |= facts(path).changeable
     assert found == STATE
 
 
