@@ -1,6 +1,7 @@
 """Data and checkpoints that several tests share, made once a session."""
 
 import gc
+import itertools
 import os
 
 # Spinning threads of parallel tests cost more than they give
@@ -11,6 +12,8 @@ from support.layouts import Trees, trunk_file
 
 from backbench.datasets import embedded
 from backbench.errors import EXIT_BAD_INPUT
+
+COUNT = itertools.count()
 
 
 def pytest_collection_modifyitems(items):
@@ -50,9 +53,15 @@ def tiny_root(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """Features of the tests stay in their own folder."""
-    monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "cache"))
+def own_cache(request, tmp_path_factory, monkeypatch):
+    """Features of the tests stay in their own folder.
+
+    Most tests compute none, so for a test without `tmp_path` no folder is made, only named."""
+    if "tmp_path" in request.fixturenames:
+        own = request.getfixturevalue("tmp_path")
+    else:
+        own = tmp_path_factory.getbasetemp() / f"of test {next(COUNT)}"
+    monkeypatch.setenv("BACKBENCH_CACHE", str(own / "cache"))
 
 
 @pytest.fixture
