@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from unittest import mock
 import pytest
 import torch
 from support import failing_workers
+from support.warm_python import warm_python
 from support.weather import VERBS, command, numbers, warm
 
 from backbench.images import decoding
@@ -223,6 +223,14 @@ def test_shared_memory_that_no_file_opens_wants_more_files():
     assert line.startswith("too many open files; raise `ulimit -n`")
 
 
+@pytest.fixture(scope="module")
+def python():
+    """Runs programs that start workers and end as Python does."""
+    needed = "backbench.parallel.loading", "backbench.runs.ending"
+    with warm_python(*needed) as python:
+        yield python
+
+
 FEW_FILES = """
 import resource
 import sys
@@ -252,16 +260,10 @@ raise SystemExit(guarded(run))
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("files", ["to receive by", "to start by"])
-def test_few_files_of_the_command_itself_are_a_plain_line(files):
-    done = subprocess.run(
-        [sys.executable, "-c", FEW_FILES, files],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 1
-    assert done.stderr == (
+def test_few_files_of_the_command_itself_are_a_plain_line(files, python):
+    status, _, said = python.run(FEW_FILES, files)
+    assert status == 1
+    assert said == (
         "backbench: too many open files; raise `ulimit -n`; the same command continues\n"
     )
 
@@ -298,20 +300,16 @@ raise SystemExit(guarded(run))
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("where", ["in a loop", "outside of a loop", "elsewhere"])
-def test_a_worker_that_never_ends_does_not_keep_a_signal_from_the_command(where):
-    command = subprocess.Popen(
-        [sys.executable, "-c", ASLEEP, where],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
+def test_a_worker_that_never_ends_does_not_keep_a_signal_from_the_command(
+    where, python
+):
+    command = python.start(ASLEEP, where)
     assert command.stdout.readline() == "asleep\n"
     command.terminate()
     # The end of both pipes: no worker is left that has them open
-    _, said = command.communicate()
+    status, _, said = command.end()
     assert said == "backbench: stopped by SIGTERM; the same command continues\n"
-    assert command.returncode == 75
+    assert status == 75
 
 
 class Large(torch.utils.data.Dataset):
@@ -375,11 +373,9 @@ raise SystemExit(guarded(run))
 
 
 @pytest.mark.timeout(120)
-def test_workers_that_something_still_holds_do_not_keep_the_command(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", HELD], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1 and "odd" in done.stderr
+def test_workers_that_something_still_holds_do_not_keep_the_command(python):
+    status, _, said = python.run(HELD)
+    assert status == 1 and "odd" in said
 
 
 def test_it_is_raised_where_a_batch_is_asked_for_and_nowhere_else(tmp_path):
