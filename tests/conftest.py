@@ -1,5 +1,6 @@
 """Data and checkpoints that several tests share, made once a session."""
 
+import atexit
 import gc
 import itertools
 import os
@@ -41,9 +42,9 @@ def pytest_collection_finish():
     gc.enable()
 
 
-def pytest_unconfigure():
-    """Some extension modules report what is alive at the end as a leak."""
-    gc.unfreeze()
+# Some extension modules report what is alive at the very end as a leak. Not before: pytest looks for
+# garbage ten times when it ends, and what was there before the first test is none.
+atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")
