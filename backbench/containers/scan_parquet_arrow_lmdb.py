@@ -77,12 +77,17 @@ def scan(
 
 
 def main(kind: str, folder: str, labels: str, files: Sequence[str]) -> None:
-    """Write the table of each file, or why there is none, until one fails."""
+    """Bind this process to its parent and to its limits, and write the tables."""
     die_with_parent()
     limit = MEMORY + max(Path(file).stat().st_size for file in files)
     with contextlib.suppress(ValueError, OSError):  # a system that has no such limits
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    write_tables(kind, folder, labels, files)
+
+
+def write_tables(kind: str, folder: str, labels: str, files: Sequence[str]) -> None:
+    """Write the table of each file, or why there is none, until one fails."""
     scan_file = {"parquet": scan_parquet, "arrow": scan_arrow, "lmdb": scan_lmdb}[kind]
     for number, file in enumerate(files):
         try:

@@ -2,11 +2,10 @@
 
 import io
 import json
-import resource
 import subprocess
 import tarfile
+import types
 import zipfile
-from types import SimpleNamespace
 
 from backbench.containers import scan_parquet_arrow_lmdb
 
@@ -103,24 +102,6 @@ def rows_of(source, first=0, step=1):
     return pa.Table.from_pylist(rows[::-1][first::step], schema=schema)
 
 
-def scan_in_this_process(monkeypatch):
-    """Let tables be scanned here, by the words that the reader's process would get.
-
-    That process imports pyarrow for 0.2 s a split. What it shields from, and its limits, are for
-    tests that do not call this."""
-
-    def run(command, **how):
-        kind, folder, labels, *files = command[command.index("-m") + 2 :]
-        with monkeypatch.context() as patch:
-            patch.setattr(scan_parquet_arrow_lmdb, "die_with_parent", lambda: None)
-            patch.setattr(resource, "setrlimit", lambda *_: None)
-            scan_parquet_arrow_lmdb.main(kind, folder, labels, files)
-        return subprocess.CompletedProcess(command, 0)
-
-    instead = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(scan_parquet_arrow_lmdb, "subprocess", instead)
-
-
 # How the library `datasets` wrote Parquet, by year
 ERAS = {
     "2023": {"row_group_size": 5, "compression": "snappy"},
@@ -212,3 +193,17 @@ def packed(root, name, layout, below=None):
         if (root / name / split).is_dir():
             LAYOUTS[layout](root / name / split, base, split)
     return below / layout
+
+
+def scan_here(monkeypatch):
+    """Scan files in this process, where its protection from them is not what is tested: another one
+    imports pyarrow for each split."""
+
+    def run(program, **_):
+        begin = program.index(scan_parquet_arrow_lmdb.__name__) + 1
+        kind, folder, labels, *files = program[begin:]
+        scan_parquet_arrow_lmdb.write_tables(kind, folder, labels, files)
+        return subprocess.CompletedProcess(program, 0)
+
+    there = types.SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(scan_parquet_arrow_lmdb, "subprocess", there)

@@ -1,10 +1,10 @@
 """What tests of tables share."""
 
 import pytest
-from support.containers import scan_in_this_process
+from support.containers import scan_here
 
 
 @pytest.fixture
 def scanned_here(monkeypatch):
     """Let no table have a process of its own that scans it."""
-    scan_in_this_process(monkeypatch)
+    scan_here(monkeypatch)

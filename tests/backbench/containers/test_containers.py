@@ -20,7 +20,7 @@ from support.containers import (
     add,
     images_of,
     packed,
-    scan_in_this_process,
+    scan_here,
 )
 from support.layouts import Trees, picture
 from support.strangers import Calls
@@ -53,7 +53,7 @@ SCANNED_IN_ITS_PROCESS = ("parquet of 2023", "arrow", "lmdb")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_container_gives_the_class_folders_list(root, layout, monkeypatch):
     if layout not in SCANNED_IN_ITS_PROCESS:
-        scan_in_this_process(monkeypatch)
+        scan_here(monkeypatch)
     there = packed(root, "classes", layout)
     for seed in range(5):
         a = catalog.load("classes", root, seed=seed)

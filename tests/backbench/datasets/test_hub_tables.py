@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from support.containers import scan_here
 
 from backbench.cli.program import main
 from backbench.datasets import catalog, hub_tables, splits
@@ -28,6 +29,11 @@ HUB = {
     "caltech101": ("data/train", None, "image", "label"),
     "stl10": ("data/train", "data/test", "image", "label"),
 }
+
+
+@pytest.fixture(autouse=True)
+def scanned_here(monkeypatch):
+    scan_here(monkeypatch)
 
 
 def rows_of(images, order, *, again=False):
