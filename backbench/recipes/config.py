@@ -159,7 +159,8 @@ def _variants(file: Path, *, trusted: bool) -> dict[str, Recipe]:
 def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
     """Read YAML as a dict (1e-4 is a number). Only `trusted` files may hold control characters."""
     try:
-        data = yamls.read(path)
+        text = yamls.text_of(path)
+        data = yamls.decode(text)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
@@ -170,7 +171,7 @@ def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
         raise BadInput(
             f"{path}: expected `key: value` lines, found {type(data).__name__}"
         )
-    found = None if trusted else printable.control_below(data)
+    found = None if trusted else yamls.control_below(text, data)
     if found:
         key, character = found
         raise BadInput(
