@@ -13,7 +13,6 @@ from support.layouts import trunk_file
 
 from backbench.__main__ import wait_without_spinning
 from backbench.cli import program
-from backbench.datasets import embedded
 from backbench.errors import BadInput
 from backbench.requests import parsing
 
@@ -57,12 +56,13 @@ print(sorted({'torchvision', 'torch._dynamo', 'sklearn'} & set(sys.modules)))
 """
 
 
-def test_a_resnets_verbs_start_without_torchvision_and_torchs_compiler(tmp_path):
+def test_a_resnets_verbs_start_without_torchvision_and_torchs_compiler(
+    tmp_path, tiny_root
+):
     """Each takes as long to import as torch itself."""
-    root = embedded.build(tmp_path / "data", "tiny")
     words = [
         str(trunk_file(tmp_path / "r18.safetensors", 0)),
-        str(root),
+        str(tiny_root),
         str(tmp_path / "out"),
     ]
     command = [sys.executable, "-c", QUICK, *words]
@@ -172,7 +172,9 @@ def test_a_probe_prints_its_results(tiny_root, trunk, tmp_path, capfd):
     assert document(capfd, *words) == rows, "a finished run has the same document"
 
 
-def test_analysis_prints_its_results(tiny_root, trunk, tmp_path, capfd):
+def test_analysis_prints_its_results(tiny_root, trunk, tmp_path, capfd, monkeypatch):
+    # Its figures take three seconds
+    monkeypatch.setattr("backbench.transfer.analysis.pictures.draw", lambda *_: [])
     where = ["--data", tiny_root, "--out", tmp_path / "run", "--json"]
     words = [
         "analyze",
