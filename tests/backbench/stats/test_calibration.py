@@ -52,11 +52,13 @@ def record(logits, label, t, manifest="m"):
 
 def loop_ece(conf, right):
     total = 0.0
+    edges = np.linspace(0, 1, BINS + 1).tolist()
+    pairs = list(zip(conf.tolist(), right.tolist()))
     for b in range(BINS):
-        lo, hi = np.linspace(0, 1, BINS + 1)[b : b + 2]
-        inside = [i for i, c in enumerate(conf) if lo < c <= hi or (b == 0 and c == 0)]
-        if inside:
-            total += len(inside) * abs(np.mean(right[inside]) - np.mean(conf[inside]))
+        lo, hi = edges[b : b + 2]
+        inside = [(c, r) for c, r in pairs if lo < c <= hi or (b == 0 and c == 0)]
+        # The bin's size times the gap of its means
+        total += abs(sum(r for _, r in inside) - sum(c for c, _ in inside))
     return total / len(conf)
 
 
@@ -74,12 +76,12 @@ def loop_aece(conf, right):
 
 
 def loop_aurc(conf, right):
-    errors = []
-    for own in conf:
-        equal = np.flatnonzero(conf == own)
-        errors.append(float(np.mean([not right[j] for j in equal])))
+    wrong_at = {}
+    for own, is_right in zip(conf.tolist(), right.tolist()):
+        wrong_at.setdefault(own, []).append(not is_right)
+    errors = [sum(wrong_at[own]) / len(wrong_at[own]) for own in conf.tolist()]
     ordered = [error for _, error in sorted(zip(-conf, errors))]
-    return np.mean([np.mean(ordered[: i + 1]) for i in range(len(ordered))])
+    return np.mean([sum(ordered[:i]) / i for i in range(1, len(ordered) + 1)])
 
 
 def loop_best(conf, right):
