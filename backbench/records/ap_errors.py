@@ -8,7 +8,9 @@ A row has no interval: in simulations one from its resamples covers in 82 to 97%
 difference of two detectors has one, which covers in 94 to 97% (benchmarks/ap_errors.txt).
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -139,34 +141,46 @@ def _impossible(o: Outcomes) -> str:
     return ""
 
 
+@dataclass(frozen=True, eq=False)
+class _CostsOfFile:
+    """The costs that follow from one file, by kind, once they are asked for."""
+
+    arrays: Arrays
+    whole: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    drawn: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+
+
 class _Again:
-    """The costs of the file that was looked at last: a file has a row for each error."""
+    """The costs of the files that were looked at last: a file has a row for each error, and a board
+    compares two files by one error after another."""
+
+    FILES = 16
 
     def __init__(self) -> None:
-        self.of_file: Arrays | None = None
-        self.whole: dict[str, dict[str, np.ndarray]] = {}
-        self.drawn: dict[str, dict[str, np.ndarray]] = {}
+        self.held: OrderedDict[int, _CostsOfFile] = OrderedDict()
 
     def on_all_images(self, x: Arrays, kind: str) -> dict[str, np.ndarray]:
-        self._look_at(x)
-        if kind not in self.whole:
+        whole = self._of(x).whole
+        if kind not in whole:
             outcomes = _outcomes(x, kind)
             once = np.ones((1, outcomes.images))
-            self.whole[kind] = ap_errors.costs(outcomes, once)
-        return self.whole[kind]
+            whole[kind] = ap_errors.costs(outcomes, once)
+        return whole[kind]
 
     def on_resamples(self, x: Arrays, kind: str) -> dict[str, np.ndarray]:
-        self._look_at(x)
-        if kind not in self.drawn:
+        drawn = self._of(x).drawn
+        if kind not in drawn:
             outcomes = _outcomes(x, kind)
-            self.drawn[kind] = _on_resamples(outcomes, str(x["manifest"]))
-        return self.drawn[kind]
+            drawn[kind] = _on_resamples(outcomes, str(x["manifest"]))
+        return drawn[kind]
 
-    def _look_at(self, x: Arrays) -> None:
-        if self.of_file is not x:
-            self.of_file = x
-            self.whole = {}
-            self.drawn = {}
+    def _of(self, x: Arrays) -> _CostsOfFile:
+        # The arrays are held with their costs, so that no others can have their id
+        found = self.held.setdefault(id(x), _CostsOfFile(x))
+        self.held.move_to_end(id(x))
+        if len(self.held) > self.FILES:
+            self.held.popitem(last=False)
+        return found
 
 
 _again = _Again()
