@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.plugins.precision.amp import MixedPrecision
-from lightning_fabric.strategies import DDPStrategy
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput, Failed
@@ -28,6 +25,7 @@ from backbench.parallel import (
     loading,
     precision,
 )
+from backbench.parallel.lightning import DDPStrategy, Fabric, MixedPrecision
 from backbench.pretrain import data, monitor, optim, own
 from backbench.pretrain.first_step import FirstStep
 from backbench.pretrain.method import Batch, Method, Setup, build_method

@@ -95,7 +95,7 @@ def start_for(request: RunRequest) -> Machine:
     if devices * nodes == 1:
         device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
         return Machine(device, rank=0, world=1, workers=workers)
-    from lightning_fabric import Fabric
+    from backbench.parallel.lightning import Fabric
 
     fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy="ddp")
     distributed.launch(fabric)

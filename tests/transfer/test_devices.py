@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import lightning_fabric
 import pytest
 import torch
 
 from backbench.errors import BadInput
+from backbench.parallel import lightning
 from backbench.requests.probe import LinearRequest
 from backbench.transfer import devices as devices_module
 from backbench.transfer.devices import start_for
@@ -54,7 +54,7 @@ class FakeFabric:
 @pytest.mark.parametrize(("devices", "nodes"), [(2, 1), (1, 2), (2, 4)])
 def test_several_processes_are_started_by_fabric(monkeypatch, devices, nodes):
     launched = []
-    monkeypatch.setattr(lightning_fabric, "Fabric", FakeFabric)
+    monkeypatch.setattr(lightning, "Fabric", FakeFabric)
     monkeypatch.setattr(devices_module.distributed, "launch", launched.append)
     monkeypatch.setattr(devices_module.distributed, "started_by_fabric", lambda: True)
     monkeypatch.setattr(devices_module.log, "setLevel", lambda level: None)
@@ -90,7 +90,7 @@ def test_one_of_several_processes_speaks(monkeypatch, rank, levels):
             super().__init__(**given)
             self.global_rank = rank
 
-    monkeypatch.setattr(lightning_fabric, "Fabric", Fabric)
+    monkeypatch.setattr(lightning, "Fabric", Fabric)
     monkeypatch.setattr(devices_module.distributed, "launch", lambda fabric: None)
     monkeypatch.setattr(devices_module.distributed, "started_by_fabric", lambda: False)
     monkeypatch.setattr(devices_module.log, "setLevel", seen.append)
