@@ -28,7 +28,7 @@ from backbench.records.owed_rows import (
 from backbench.records.result_line import SCHEMA, Origin, Result, parse_line
 from backbench.runs.folder import RESULTS_FILE, RUN_FILE
 from backbench.runs.lock import NO_LOCKS
-from backbench.untrusted import jsons, opening, printable, walking
+from backbench.untrusted import opening, printable, walking
 
 # The names of other files that callers take from here
 __all__ = [
