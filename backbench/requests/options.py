@@ -222,6 +222,9 @@ def declare(parser: argparse.ArgumentParser, request: type[Request]) -> None:
             settings["nargs"] = argparse.REMAINDER
         elif spelling.many:
             settings["nargs"] = several or "+"
+            if several == "*" and spelling.flag is None:
+                # argparse takes words without a default for required
+                settings["default"] = []
         elif spelling.flag is None and not spelling.required:
             settings["nargs"] = "?"
         parser.add_argument(name, **settings)

@@ -203,7 +203,10 @@ def invocation(argv: Sequence[str]) -> Invocation:
         before = changed.get("overrides", request.overrides)
         changed["overrides"] = (*before, *rest)
     elif rest:
-        args.asked.error(f"unrecognized arguments: {' '.join(rest)}")
+        line = f"unrecognized arguments: {' '.join(rest)}"
+        if "checkpoint" in names and not flags:
+            line += f" (`{args.asked.prog}` takes one checkpoint; give each a command of its own)"
+        args.asked.error(line)
     return Invocation(
         request=dataclasses.replace(request, **changed),
         verbosity=-1 if args.quiet else args.verbosity,

@@ -152,6 +152,11 @@ def refusal(capsys, *words):
     return capsys.readouterr().err
 
 
+def test_words_that_may_be_left_out_are_not_asked_for(capsys):
+    said = refusal(capsys, "pretrain")
+    assert "arguments are required: RECIPE, --out;" in said
+
+
 def test_words_that_a_verb_does_not_know_are_named(capsys):
     line = ("linear", "x.pth", "--datasets", "d", "--data", "r", "--out", "o")
     see = "; see backbench linear --help\n"
@@ -161,6 +166,11 @@ def test_words_that_a_verb_does_not_know_are_named(capsys):
     # A change is key=value, all of them
     said = refusal(capsys, *line, "y", "k=5", "z")
     assert said == f"backbench linear: unrecognized arguments: y k=5 z{see}"
+    place = ("--dataset", "d", "--data", "r", "--out", "o")
+    said = refusal(capsys, "finetune", "x.pth", "y.pth", *place)
+    assert "arguments: y.pth (`backbench finetune` takes one checkpoint; give" in said
+    said = refusal(capsys, "finetune", "x.pth", *place, "--pace", "y.pth")
+    assert "takes one checkpoint" not in said
     said = refusal(capsys, "rank", "x.csv", "y.csv")
     assert said == (
         "backbench rank: unrecognized arguments: y.csv; see backbench rank --help\n"
