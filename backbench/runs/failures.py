@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
 
 AGAIN = "the same command continues"
 FULL = f"make room (`backbench clean RUNS` lists what can go); {AGAIN} then"
@@ -102,6 +102,16 @@ def naming(path: Path) -> Iterator[None]:
         if number not in _DISK:
             raise
         raise OSError(number, str(error), str(path)) from error
+
+
+@contextlib.contextmanager
+def making(folder: Path) -> Iterator[None]:
+    """Say of a folder that is made inside that none can be; a file that is not there is another
+    fault."""
+    try:
+        yield
+    except FileNotFoundError:  # in /proc, and in a folder that was removed
+        raise BadInput(f"{folder}: no folder can be made here; {ELSEWHERE}") from None
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.runs import atomic, lock
+from backbench.runs import atomic, failures, lock
 from backbench.untrusted import jsons
 
 # Every file that a run's folder may hold, by the name that the whole suite uses
@@ -61,7 +61,8 @@ def open_run(out: str | Path, *, verb: str, identity: Identity) -> Iterator[Path
     out = Path(out)
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     if not recognise(out, verb=verb, identity=identity):
-        out.mkdir(parents=True, exist_ok=True)
+        with failures.making(out):
+            out.mkdir(parents=True, exist_ok=True)
     is_new = False
     try:
         with lock.held(out):
