@@ -183,9 +183,17 @@ def find(text: str) -> PrintedItem:
         named[item.prints] = item
     for item in items():
         named[item.grid.name] = item
-    if text.lower() not in named:
-        raise BadInput(f"no table or figure '{text}'; {nearest(text.lower(), named)}")
-    return named[text.lower()]
+    name = text.lower()
+    if name in PAPERS:
+        of_paper = [
+            item.prints for item in items() if item.prints.startswith(f"{name}:")
+        ]
+        raise BadInput(
+            f"'{text}' is a paper; name one of its items: {', '.join(of_paper)}"
+        )
+    if name not in named:
+        raise BadInput(f"no table or figure '{text}'; {nearest(name, named)}")
+    return named[name]
 
 
 def coverage() -> Counter[str | None]:

@@ -14,6 +14,11 @@ def refusal(file: str | Path) -> str:
     """Return the message that refuses a file that is not there: a near name in its folder, or what
     may be given in its place."""
     path = Path(file)
+    scheme = path.parts[0] if path.parts else ""
+    if scheme in ("http:", "https:"):
+        # A Path has one slash of the two
+        address = f"{scheme}//{'/'.join(path.parts[1:])}"
+        return f"{address}: is an address; download the file and give its path"
     there = []
     if path.parent.is_dir():
         for neighbour in path.parent.iterdir():

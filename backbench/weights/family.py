@@ -440,5 +440,8 @@ def native_stem(arch: str, stem: str) -> str:
     """Return the stem of a trunk that has only one. BadInput where another is asked for."""
     # A recipe that says nothing of the stem has "imagenet".
     if stem not in (NATIVE, "imagenet"):
-        raise BadInput(f"{arch[:80]} has no stem '{stem[:40]}'; leave out stem")
+        raise BadInput(
+            f"{arch[:80]} has no stem '{stem[:40]}', only its own; leave out stem, or write"
+            " stem=imagenet where a recipe has another"
+        )
     return NATIVE

@@ -13,6 +13,7 @@ from support.layouts import SMALL as SMALL_TRUNK
 
 from backbench.cli import program
 from backbench.datasets import catalog, embedded, splits
+from backbench.errors import BadInput
 from backbench.images.preprocess import normalise
 from backbench.pretrain.methods import _heads
 from backbench.recipes import config
@@ -315,6 +316,12 @@ def test_what_cannot_be_done_is_said_in_one_line(
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_probes_recipe_is_named_as_one() -> None:
+    said = "^--recipe knn: is a probe's, for `backbench linear --protocol knn`"
+    with pytest.raises(BadInput, match=said):
+        load_analysis("knn", None)
 
 
 def test_another_number_of_views_is_another_column() -> None:

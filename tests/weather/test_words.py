@@ -223,6 +223,18 @@ def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
         ),
         (["paper", "lorac:99"], ["no table or figure 'lorac:99'; did you mean"]),
         (
+            ["paper", "MIO"],
+            ["'MIO' is a paper; name one of its items: mio:4, mio:4.1, mio:fig"],
+        ),
+        (
+            ["inspect", "https://x.org/a.pth"],
+            ["https://x.org/a.pth: is an address; download the file and give"],
+        ),
+        (
+            ["leaderboard", ".", "--csv", "/proc/y/x.csv"],
+            ["/proc/y: no folder can be made here; choose a place"],
+        ),
+        (
             ["clean", "notes.txt"],
             ["notes.txt: is a file, no folder; give one or more run folders"],
         ),

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
+from backbench.errors import BadInput
 from backbench.images.crops import Crops
 from backbench.recipes import config
 from backbench.requests.analyze import AnalyzeRequest
@@ -51,6 +52,12 @@ class AnalyzeConfig:
 
 def load_analysis(name: str, augmentations: int | None) -> AnalyzeConfig:
     """Load the recipe; a changed number of augmentations becomes part of the protocol's name."""
+    plain = config.read_recipe(config.find_recipe(name, "transfer"))
+    if "kind" in plain:
+        raise BadInput(
+            f"--recipe {name}: is a probe's, for `backbench linear --protocol {name}`; recipes of"
+            " `analyze` have its keys (configs/transfer/analyze.yaml)"
+        )
     recipe = config.load(AnalyzeConfig, name, kind="transfer")
     if augmentations is None or augmentations == recipe.augmentations:
         return recipe

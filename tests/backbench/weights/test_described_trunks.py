@@ -253,7 +253,7 @@ def test_a_trunk_has_one_name_whatever_is_left_out():
     assert archs.canonical("lab:resnet50,width=1", "conv3")[1] == "conv3"
     assert archs.canonical("timm:test_vit") == ("timm:test_vit", "native")
     with pytest.raises(
-        BadInput, match=r"^timm:test_vit has no stem 'conv3'; leave out"
+        BadInput, match=r"^timm:test_vit has no stem 'conv3', only its own; leave out"
     ):
         archs.canonical("timm:test_vit", "conv3")
     timms = archs.family_of(VIT)
