@@ -368,7 +368,8 @@ def test_every_way_to_train_continues_exactly(
 def test_micro_batches_add_up_to_the_batch(pretrain, tmp_path):
     """One batch of 8 in two groups is two micro-batches of 4, but for the shuffle of the keys."""
     optim = "optim={name: sgd, lr: 0.05, momentum: 0.0, weight_decay: 0.0}"
-    common = [*MOCO, optim, "epochs=1"]
+    # A narrow trunk's few numbers move with the shuffle
+    common = [*MOCO, optim, "epochs=1", "arch=resnet18"]
     assert pretrain(tmp_path / "a", *common, "method.groups=2")[0] == 0
     assert pretrain(tmp_path / "b", *common, "method.groups=1", "accumulate=2")[0] == 0
     a, b = (read_metrics(tmp_path / n)[0]["loss"] for n in "ab")
