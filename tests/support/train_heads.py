@@ -1,14 +1,11 @@
-"""train_heads.py ROOT TRUNK OUT RANK WORLD PORT: one rank of a training of linear heads writes
-OUT/<rank>.pt: the heads, and what it hears of a signal that only the last rank gets."""
+"""Trains linear heads, in one process or as one of two."""
 
 import os
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from backbench.__main__ import end
 from backbench.datasets import catalog
 from backbench.runs.state import StopFlag
 from backbench.transfer.assignment import Assignment
@@ -70,20 +67,20 @@ def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
     return heads
 
 
-if __name__ == "__main__":
-    root, trunk, out, rank, world, port = sys.argv[1:]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    dist.init_process_group("gloo", rank=int(rank), world_size=int(world))
-    machine = Machine(torch.device("cpu"), int(rank), int(world), 0)
+def one_of_two(rank, root, trunk, out, port):
+    """Be one of a training's two processes, and write OUT/<rank>.pt: the heads, and what it hears of a
+    signal that only the last one gets."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    machine = Machine(torch.device("cpu"), rank, 2, 0)
     heads = train(root, trunk, out, RATES, machine)
     quiet = StopFlag()
     stop = StopFlag()
-    if int(rank) + 1 == int(world):
+    if rank == 1:
         stop.requested = "SIGTERM"
     heard = [machine.stopping(quiet), machine.stopping(stop)]
     alone = machine.alone()
-    if int(rank) == 0:  # the others are gone, or wait for nothing
+    if rank == 0:  # the others are gone, or wait for nothing
         heard += [alone.stopping(quiet), alone.stopping(None)]
     assert alone.world == 1 and not dist.is_initialized()
-    torch.save({"heads": heads.state(), "heard": heard}, Path(out) / f"{rank}.pt")
-    end(0)
+    torch.save({"heads": heads.state(), "heard": heard}, out / f"{rank}.pt")
