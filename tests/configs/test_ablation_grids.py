@@ -137,13 +137,15 @@ def test_what_the_papers_vary_is_what_changes() -> None:
 
 
 @pytest.mark.parametrize("name", [g for g in GRIDS if "arb" in g or "lorac" in g])
-def test_the_methods_accept_the_points(name) -> None:
+def test_the_methods_accept_the_points(name, monkeypatch) -> None:
     """A point that its method would refuse fails here and not on the cluster."""
     points = set()
     for recipe in pretrainings(name):
         views = sum(crops.count for crops in recipe.views.crops)
         points.add((recipe.method, recipe.batch_size, views))
-    # Without numbers in them: filling wide layers takes longer than all the rest
+    # Without numbers in them: filling wide layers takes longer than all the rest, and so does drawing
+    # queues of 65,536 keys
+    monkeypatch.setattr(torch, "randn", lambda *shape, **_: torch.empty(shape))
     with torch.device("meta"):
         trunk = build_backbone("resnet18")
         for method, batch_size, views in points:
