@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.containers import LAYOUTS, packed
+from support.containers import LAYOUTS, packed, scan_here
 from support.layouts import SMALL as SMALL_TRUNK
 from support.tiny_pretraining import digest, recipe
 
@@ -94,7 +94,8 @@ def rows_in(out, root):
         pytest.param("analyze", marks=pytest.mark.slow),
     ],
 )
-def test_rows_do_not_tell_the_container(trees, trunk, tmp_path, verb):
+def test_rows_do_not_tell_the_container(trees, trunk, tmp_path, verb, monkeypatch):
+    scan_here(monkeypatch)
     same_rows(trees("classes"), trunk, tmp_path, verb, FAST)
 
 
@@ -116,6 +117,7 @@ def same_rows(root, trunk, tmp_path, verb, layouts):
 def test_pretraining_gives_the_same_weights(trees, tmp_path, monkeypatch):
     # Drawing takes longer than the training
     monkeypatch.setattr(monitor, "plot_curves", lambda run, name: None)
+    scan_here(monkeypatch)
     root = trees("classes")
     data = {"dataset": "classes", "workers": 0}
     file = tmp_path / "tiny.yaml"
