@@ -99,9 +99,9 @@ def trained(p, lrs, steps=200, **changes):
 @POOLS
 def test_each_head_is_what_it_would_be_alone(p, monkeypatch):
     lrs = p.lr[:2]
-    alone = [trained(p, (lr,), 60).heads[0] for lr in lrs]
+    alone = [trained(p, (lr,), 20).heads[0] for lr in lrs]
     monkeypatch.setattr("backbench.transfer.probes.attentive.PIECE", 500)
-    for together, single in zip(trained(p, lrs, 60).heads, alone):
+    for together, single in zip(trained(p, lrs, 20).heads, alone):
         for name, parameter in together.items():
             torch.testing.assert_close(
                 parameter, single[name], rtol=0, atol=1e-5, msg=name
@@ -111,9 +111,9 @@ def test_each_head_is_what_it_would_be_alone(p, monkeypatch):
 def test_heads_of_several_weight_decays_are_what_they_would_be_alone():
     """CAPI's grid: 10 rates by 3 decays; here 2 of the rates, a decay that shows, in one pass."""
     assert len(load_protocol("attentive_full", all_kinds()).grid) == 30
-    together = trained(CAPI, CAPI.lr[1:], 60, weight_decays=(0.001, 0.05, 1.0))
+    together = trained(CAPI, CAPI.lr[1:], 20, weight_decays=(0.001, 0.05, 1.0))
     for head, (lr, decay) in zip(together.heads, together.p.grid, strict=True):
-        single = trained(CAPI, (lr,), 60, weight_decay=decay).heads[0]
+        single = trained(CAPI, (lr,), 20, weight_decay=decay).heads[0]
         for name, parameter in head.items():
             torch.testing.assert_close(
                 parameter, single[name], rtol=0, atol=1e-5, msg=name
