@@ -104,7 +104,7 @@ def test_points_that_a_class_has_not_are_refused_by_linear_and_left_out_by_evalu
     assert not (tmp_path / "run").exists()
     monkeypatch.chdir(tmp_path)
     line = ["evaluate", str(trunk), "label_curve", "--data", str(noisy / "classes")]
-    assert main([*line, "--size", "32", "--out", "out"]) == 0
+    assert main([*line, "--size", "32", "--workers", "0", "--out", "out"]) == 0
     # Ten labels are all that there are
     points = ["1", "2", "5", "_all"]
     assert [r.metric for r in rows_of(tmp_path / "out")] == [

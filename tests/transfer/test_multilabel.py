@@ -346,8 +346,9 @@ def test_what_cannot_be_told_apart_is_refused(
 def test_evaluate_takes_a_folder_of_boxes(tmp_path, trunk, monkeypatch):
     boxes(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
-    line = ["evaluate", str(trunk), "multilabel", "--data", "mine", "--out", "out"]
-    assert main([*line, "--size", "32"]) == 0
+    task = "multilabel@multilabel_own l2=1,100,3"
+    line = ["evaluate", str(trunk), task, "--data", "mine", "--out", "out"]
+    assert main([*line, "--size", "32", "--workers", "0"]) == 0
     rows = rows_of(tmp_path / "out")
     assert [(r.task, r.metric) for r in rows] == [
         ("multilabel", "map"),
