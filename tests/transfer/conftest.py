@@ -6,7 +6,6 @@ from PIL import Image
 from support.interruptions import WatchedDecoder
 from support.layouts import trunk_file
 
-from backbench.datasets import embedded
 from backbench.images import image_list
 from backbench.images.image_list import scan_folder
 from backbench.records import store
@@ -34,10 +33,11 @@ def images(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory):
+def made(tiny_root, tmp_path_factory):
     """The demo's data, tiny, and two random trunks."""
-    root = embedded.build(tmp_path_factory.mktemp("made"), "tiny")
-    return root, [trunk_file(root / f"{seed}.safetensors", seed) for seed in range(2)]
+    base = tmp_path_factory.mktemp("made")
+    trunks = [trunk_file(base / f"{seed}.safetensors", seed) for seed in range(2)]
+    return tiny_root, trunks
 
 
 @pytest.fixture(scope="module")
