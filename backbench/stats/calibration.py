@@ -12,6 +12,7 @@ BINS = (
     15  # as gpleiss/temperature_scaling@126a509, and nearly everybody who prints an ECE
 )
 RESAMPLES = 500
+_AT_ONCE = 4_000  # numbers in working memory
 
 
 def ece(conf: np.ndarray, right: np.ndarray) -> float:
@@ -42,13 +43,13 @@ def aurc(conf: np.ndarray, right: np.ndarray) -> float:
     """Return the area under the risk-coverage curve.
 
     It is the mean over i = 1..N of the error rate among the i most confident images."""
-    return _area(errors_by_confidence(conf, right))
+    return float(_area(errors_by_confidence(conf, right)))
 
 
 def eaurc(conf: np.ndarray, right: np.ndarray) -> float:
     """Return `aurc` minus the least that is possible at this accuracy: that with all errors last."""
     errors_last = np.sort(~right.astype(bool)).astype(np.float64)
-    return aurc(conf, right) - _area(errors_last)
+    return aurc(conf, right) - float(_area(errors_last))
 
 
 def errors_by_confidence(conf: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -58,8 +59,10 @@ def errors_by_confidence(conf: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.repeat(mean, size)
 
 
-def _area(errors: np.ndarray) -> float:
-    return float((np.cumsum(errors) / np.arange(1, len(errors) + 1)).mean())
+def _area(errors: np.ndarray) -> np.ndarray:
+    """Return the area () of errors (N,), or the areas (B,) of errors (B, N)."""
+    shares = np.cumsum(errors, axis=-1) / np.arange(1, errors.shape[-1] + 1)
+    return shares.mean(axis=-1)
 
 
 # ---- intervals
@@ -79,13 +82,21 @@ def of_aurc(conf: np.ndarray, right: np.ndarray, seed: int) -> Interval:
     errors = errors_by_confidence(conf, right)
     n = len(errors)
     rng = np.random.default_rng(seed)
-    areas = np.empty(RESAMPLES)
-    for b in range(RESAMPLES):
-        # How often the resample has each image. Repeating each error in its place keeps the order
+    # Short lists are resampled many times at once, as a resample takes longer to ask for than to make
+    rows = min(max(1, _AT_ONCE // n), RESAMPLES)
+    areas: list[np.ndarray] = []
+    for begin in range(0, RESAMPLES, rows):
+        some = min(rows, RESAMPLES - begin)
+        drawn = rng.integers(0, n, (some, n))
+        drawn += (
+            n * np.arange(some)[:, None]
+        )  # each resample counts in a row of its own
+        # How often each resample has each image. Repeating each error in its place keeps the order
         # of confidence, so a resample is not sorted again.
-        counts = np.bincount(rng.integers(0, n, n), minlength=n)
-        areas[b] = _area(np.repeat(errors, counts))
-    low, high = np.quantile(areas, (LOW, HIGH))
+        counts = np.bincount(drawn.ravel(), minlength=some * n)
+        again = np.repeat(errors if some == 1 else np.tile(errors, some), counts)
+        areas.append(_area(again.reshape(some, n)))
+    low, high = np.quantile(np.concatenate(areas), (LOW, HIGH))
     # The quantiles need not enclose the estimate; the interval does.
-    estimate = _area(errors)
+    estimate = float(_area(errors))
     return min(float(low), estimate), max(float(high), estimate)
