@@ -10,6 +10,7 @@ torchvision's
 Heavy imports stay in the readers, so that the table of datasets is cheap to import."""
 
 import csv
+import functools
 import importlib.resources
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -469,9 +470,14 @@ def imagenet100(base: Path, seed: int) -> Splits:
 
 def class_list(name: str) -> list[str]:
     """Return the synsets that NAME.txt beside this file lists, in its order."""
+    return list(_synsets_in(name))
+
+
+@functools.cache
+def _synsets_in(name: str) -> tuple[str, ...]:
     text = (importlib.resources.files("backbench.datasets") / f"{name}.txt").read_text()
     lines = (line.strip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+    return tuple(line for line in lines if line and not line.startswith("#"))
 
 
 def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
