@@ -39,16 +39,13 @@ def decode(text: str | bytes) -> Any:
 def _refuse_deep(value: object) -> None:
     """Raise ValueError for a value that is nested deeper than DEEPEST."""
     # One level after another, rather than by recursion, which Python would end
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(DEEPEST):
         below: list[object] = []
         for each in level:
-            if isinstance(each, dict):
-                below += each.values()
-            elif isinstance(each, list):
-                below += each
-        level = below
-    if any(isinstance(each, dict | list) for each in level):
+            below += each.values() if isinstance(each, dict) else each
+        level = [each for each in below if isinstance(each, (dict, list))]
+    if level:
         raise ValueError(f"nested more than {DEEPEST} levels deep")
 
 
