@@ -15,7 +15,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,10 +102,12 @@ def of_run(rows: Sequence[Result], run: Path) -> list[RowVerdict]:
     """Return the verdict on each row of one results file, whose kept files lie below `run`."""
     now = time.time()
     verdicts = []
+    # A file of scores gives a dozen rows, one behind the other
+    load_scores = functools.lru_cache(maxsize=1)(kept_scores.load)
     for r in rows:
         try:
             _refuse_identity(r, now)
-            level = _level(r, run)
+            level = _level(r, run, load_scores)
             _refuse_impossible(r)
             _refuse_choice(r)
             verdicts.append(RowVerdict(level))
@@ -323,11 +325,11 @@ def _never_less(metric: str) -> tuple[str, float]:
 # ---- what was kept
 
 
-def _level(r: Result, run: Path) -> int:
+def _level(r: Result, run: Path, load_scores: Callable[[Path], Arrays | None]) -> int:
     """Return the level at which a row is computed again; raise _Unfit where it does not follow."""
     # 1. The file of predictions, which must be this number's.
     if TASKS[r.task].from_scores:
-        return _of_scores(r, run)
+        return _of_scores(r, run, load_scores)
     name = r.facts.get("predictions")
     if name is None:
         return UNBACKED
@@ -368,12 +370,14 @@ def _level(r: Result, run: Path) -> int:
     return _of_listed_labels(r, run, arrays)
 
 
-def _of_scores(r: Result, run: Path) -> int:
+def _of_scores(
+    r: Result, run: Path, load_scores: Callable[[Path], Arrays | None]
+) -> int:
     """Return the level of a number that kept scores give."""
     name = r.facts.get("scores")
     if name is None:
         return UNBACKED
-    arrays = kept_scores.load(run / name)
+    arrays = load_scores(run / name)
     if arrays is None or r.metric not in kept_scores.names(arrays):
         return UNBACKED
     _refuse_other_list(r, arrays)
