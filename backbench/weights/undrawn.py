@@ -1,6 +1,7 @@
 """Builds networks whose weights will come from a file, or which are only looked at, without drawing
 any first."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,8 @@ _OF_TENSORS = {
 }
 # These write into a tensor in place, and return it
 _INITIALISERS = _OF_TORCH | _OF_TENSORS
+# Each thread has modes of its own
+_HERE = threading.local()
 
 
 class Undrawn(TorchFunctionMode):
@@ -36,6 +39,15 @@ class Undrawn(TorchFunctionMode):
     A state dict holds every parameter, so whoever loads one strictly overwrites them all. Buffers
     need not be in it, and are computed as ever. No random number is used up.
     """
+
+    def __enter__(self) -> "Undrawn":
+        super().__enter__()
+        _HERE.depth = getattr(_HERE, "depth", 0) + 1
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _HERE.depth -= 1
+        super().__exit__(*error)
 
     def __torch_function__(
         self,
@@ -50,6 +62,11 @@ class Undrawn(TorchFunctionMode):
         if func in _INITIALISERS and isinstance(tensor, nn.Parameter):
             return tensor
         return func(*args, **named)
+
+
+def is_on() -> bool:
+    """Return True within `Undrawn`."""
+    return getattr(_HERE, "depth", 0) > 0
 
 
 @contextmanager

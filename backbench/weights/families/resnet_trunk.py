@@ -7,9 +7,10 @@ import functools
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from backbench.errors import BadInput, nearest
+from backbench.weights import undrawn
 from backbench.weights.families.resnet_tables import ARCHS, STEMS, check_stem
 from backbench.weights.trunk import LayerOutputs, Trunk
 
@@ -224,8 +225,17 @@ def _fuse_pair(module: nn.Module, conv: str, norm: str) -> None:
     """Merge a convolution and the norm behind it, both children of `module` in eval()."""
     # In eval() a batch norm is a fixed affine map of each channel: it scales the convolution's
     # weights and shifts its bias.
-    fused = fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm))
-    setattr(module, conv, fused)
+    assert not module.training
+    fused, of_channels = getattr(module, conv), getattr(module, norm)
+    fused.weight, fused.bias = fuse_conv_bn_weights(
+        fused.weight,
+        fused.bias,
+        of_channels.running_mean,
+        of_channels.running_var,
+        of_channels.eps,
+        of_channels.weight,
+        of_channels.bias,
+    )
     setattr(module, norm, nn.Identity())
 
 
@@ -237,11 +247,14 @@ def build_backbone(
     if arch not in ARCHS:
         raise BadInput(f"unknown architecture '{arch}'; {nearest(arch, ARCHS)}")
     check_stem(stem)
-    trunk = ResNetTrunk(arch)
-    # torchvision draws its fc between building and initialising the trunk.
-    nn.Linear(trunk.feature_dim, 1000)
-    _draw(trunk)
-    if (channels, width) != (3, 1.0):
+    ordinary = (channels, width) == (3, 1.0)
+    # Where nothing is drawn, a narrow trunk needs no ordinary one before it
+    if ordinary or not undrawn.is_on():
+        trunk = ResNetTrunk(arch)
+        # torchvision draws its fc between building and initialising the trunk.
+        nn.Linear(trunk.feature_dim, 1000)
+        _draw(trunk)
+    if not ordinary:
         # Drawn behind the whole ordinary network, as it always was: a seed keeps its weights.
         trunk = ResNetTrunk(arch, channels, width)
         _draw(trunk)
