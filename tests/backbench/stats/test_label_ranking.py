@@ -40,8 +40,8 @@ def case(seed):
     return score, present, scored
 
 
-def test_a_thousand_random_cases_equal_the_loop():
-    for seed in range(1000):
+def test_three_hundred_random_cases_equal_the_loop():
+    for seed in range(300):
         score, present, scored = case(seed)
         areas, elevens = [], []
         for label in range(score.shape[1]):
