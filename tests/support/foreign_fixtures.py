@@ -41,13 +41,28 @@ def _known_resnet(arch, seed):
     with without_memory():
         model = BUILDERS[arch]()
     model.to_empty(device="cpu")
+    cut_from_one_row(model)
     for index, tensor in enumerate(model.state_dict().values()):
         if not tensor.is_floating_point():
             tensor.fill_(index)
         elif tensor.dim() == 1:
             tensor.copy_(torch.rand_like(tensor) + 0.5)
-        else:
-            tensor.copy_(torch.randn_like(tensor) * 0.02)
+    return model
+
+
+def cut_from_one_row(model):
+    """Give each parameter of the model values of its own, most of them in the same memory: each
+    weight begins 16 numbers further on in one row of draws than the one before it, so a file has a
+    fraction of the bytes."""
+    weights = [weight for weight in model.parameters() if weight.dim() > 1]
+    most = max(weight.numel() for weight in weights)
+    row = torch.randn(most + 16 * len(weights)) * 0.02
+    for number, weight in enumerate(weights):
+        part = row[16 * number : 16 * number + weight.numel()]
+        weight.data = part.view(weight.shape)
+    for weight in model.parameters():
+        if weight.dim() <= 1:
+            weight.data = torch.rand(weight.shape) + 0.5
     return model
 
 
