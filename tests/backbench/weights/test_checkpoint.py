@@ -8,6 +8,7 @@ import torch
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
+from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone, trunk_shapes
 
@@ -21,6 +22,14 @@ def trunk():
 def make(trunk, **changes):
     fields = {"arch": "resnet18", "method": "demo", "state_dict": trunk}
     return Checkpoint(**(fields | changes))
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    """Make a checkpoint of a sixteenth of the weights, for what its file is about."""
+    torch.manual_seed(0)
+    arch = "resnet18,width=0.25"
+    return make(build_trunk(arch).state_dict(), arch=arch)
 
 
 def test_saved_and_loaded_without_a_difference(trunk, tmp_path):
@@ -137,18 +146,18 @@ def rewritten(path, change):
         ),
     ],
 )
-def test_a_changed_header_is_refused(change, message, trunk, tmp_path):
+def test_a_changed_header_is_refused(change, message, narrow, tmp_path):
     path = tmp_path / "x.safetensors"
-    make(trunk).save(path)
+    narrow.save(path)
     rewritten(path, change)
     with pytest.raises(BadInput, match=message) as error:
         Checkpoint.load(path)
     assert str(path) in str(error.value)
 
 
-def test_damage_is_refused(trunk, tmp_path):
+def test_damage_is_refused(narrow, tmp_path):
     path = tmp_path / "x.safetensors"
-    make(trunk).save(path)
+    narrow.save(path)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -162,11 +171,11 @@ def test_damage_is_refused(trunk, tmp_path):
         Checkpoint.load(tmp_path / "none.safetensors")
 
 
-def test_a_failed_save_leaves_the_old_file(trunk, tmp_path):
+def test_a_failed_save_leaves_the_old_file(narrow, tmp_path):
     path = tmp_path / "x.safetensors"
-    make(trunk).save(path)
+    narrow.save(path)
     before = path.read_bytes()
     with pytest.raises(TypeError):
-        make(trunk, provenance={"recipe": object()}).save(path)  # not JSON
+        narrow.replace(provenance={"recipe": object()}).save(path)  # not JSON
     assert path.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.safetensors"]

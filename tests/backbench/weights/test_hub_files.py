@@ -1,5 +1,6 @@
 """hf:ORG/REPO: the file in the Hub's local cache; the network is asked by --download alone."""
 
+import functools
 import hashlib
 import http.server
 import json
@@ -20,13 +21,17 @@ COMMIT = "5" * 40
 OTHER = "6" * 40
 
 
-def trunk_file(path, seed=0):
+@functools.cache
+def trunk(seed):
     torch.manual_seed(seed)
+    arch = "resnet18,width=0.25"
+    state = build_trunk(arch).state_dict()
+    return Checkpoint(arch=arch, method="test", state_dict=state, provenance={})
+
+
+def trunk_file(path, seed=0):
     path.parent.mkdir(parents=True, exist_ok=True)
-    state = build_trunk("resnet18,width=0.25").state_dict()
-    Checkpoint(
-        arch="resnet18,width=0.25", method="test", state_dict=state, provenance={}
-    ).save(path)
+    trunk(seed).save(path)
     return path
 
 
