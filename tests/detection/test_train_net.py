@@ -519,9 +519,11 @@ def packed(tiny_root, tmp_path):
 def test_a_detector_does_not_see_where_its_images_lie(
     tiny_root, packed, tmp_path, engine
 ):
+    config = "tiny_faster_rcnn_ConvNeXt_FPN"
     short = overrides(
         {
             "MODEL.WEIGHTS": "random",
+            "MODEL.TRUNK.ARCH": OTHER_TRUNKS[config],
             "SOLVER.MAX_ITER": 2,
             "SOLVER.STEPS": "()",
             "SOLVER.CHECKPOINT_PERIOD": 2,
@@ -536,7 +538,7 @@ def test_a_detector_does_not_see_where_its_images_lie(
         (packed, {"train": "zip", "val": "tar"}),
     ):
         out = tmp_path / f"of {root.name}"
-        words = words_of(CONFIG, root, out, "--engine", engine, *short)
+        words = words_of(config, root, out, "--engine", engine, *short)
         assert program.main(["detect", *words]) == 0
         metrics.append((out / "metrics.jsonl").read_text())
         found, problems = store.read(out / RESULTS_FILE)
