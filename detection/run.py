@@ -13,7 +13,6 @@ from backbench.detection.dialect import Given
 from backbench.detection.task_rows import DetectionTask
 from backbench.errors import BadInput
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.trunk import Trunk
 
 with warnings.catch_warnings():
     # fvcore.common imports deprecated packages on the way.
@@ -86,7 +85,6 @@ class Prepared:
     task: DetectionTask
     seed: int
     checkpoint: Checkpoint
-    trunk: Trunk  # the checkpoint's, with which the detector's is compared
     train: Split
     val: Split
     schedule: SolverSchedule

@@ -198,8 +198,7 @@ def prepare(run: DetectionRun) -> Prepared:
     checkpoint = backbones.read_trunk(
         run.checkpoint, named, backbones.arch_of(cfg), seed
     )
-    trunk = checkpoint.backbone()
-    backbones.refuse(cfg, run.given, checkpoint, trunk)
+    backbones.refuse(cfg, run.given, checkpoint, checkpoint.blank())
     # 2. Its pixels, which are the checkpoint's to say
     cfg.MODEL.PIXEL_MEAN = [255 * v for v in checkpoint.pixels.mean]
     cfg.MODEL.PIXEL_STD = [255 * v for v in checkpoint.pixels.std]
@@ -217,7 +216,7 @@ def prepare(run: DetectionRun) -> Prepared:
     # 4. All of it together
     lint.check(cfg, run, train, val)
     schedule = SolverSchedule.of(cfg)
-    return Prepared(cfg, run.task, seed, checkpoint, trunk, train, val, schedule)
+    return Prepared(cfg, run.task, seed, checkpoint, train, val, schedule)
 
 
 def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
@@ -230,7 +229,8 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
     engine = build_engine(run, p, device)
     if not run.final.exists():
         sides = backbones.padded_test_size(p.cfg)
-        worst = backbones.check_features(p.checkpoint, p.trunk, engine, sides)
+        trunk = p.checkpoint.backbone()
+        worst = backbones.check_features(p.checkpoint, trunk, engine, sides)
         log.info(
             f"{run.engine}: the maps equal those of {p.checkpoint.name} to {worst:.1e}"
         )

@@ -296,8 +296,8 @@ def test_weights_are_proven_where_this_process_may_compute(
     monkeypatch.setattr(train_net, "build_engine", lambda run, p, where: str(where))
     monkeypatch.setattr(train_net.backbones, "check_features", check_features)
     run = words(num_gpus=gpus)
-    checkpoint = SimpleNamespace(name="x")
-    p = SimpleNamespace(cfg=run.cfg, checkpoint=checkpoint, trunk="trunk")
+    checkpoint = SimpleNamespace(name="x", backbone=lambda: "trunk")
+    p = SimpleNamespace(cfg=run.cfg, checkpoint=checkpoint)
     assert train_net.ready(run, p) == device
     assert looked == [("trunk", device, (128, 192))]
     assert "torchvision: the maps equal those of x to 2.5e-07" in caplog.text

@@ -78,4 +78,5 @@ def rates_and_decays(engine: DetectionEngine) -> dict[str, tuple[float, float] |
 def near_its_checkpoint(p: Prepared, engine: DetectionEngine) -> float:
     """Measure how far the detector's maps are from the checkpoint's, as the command does."""
     sides = backbones.padded_test_size(p.cfg)
-    return backbones.check_features(p.checkpoint, p.trunk, engine, sides)
+    trunk = p.checkpoint.backbone()
+    return backbones.check_features(p.checkpoint, trunk, engine, sides)
