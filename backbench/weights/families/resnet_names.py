@@ -145,12 +145,12 @@ def find_trunks(tables: Tables, metadata: TrunkMetadata) -> list[ResNetInFile]:
 def _candidates(key: str) -> list[tuple[str, Dialect]]:
     """Return (prefix, dialect) for each dialect that has a name with which this key ends."""
     parts = key.rsplit(".", LONGEST)[-LONGEST:]
+    # The longest name counts: layer1.0.conv1.weight also ends with conv1.weight.
+    ends = [".".join(parts[i:]) for i in range(len(parts))]
     out = []
     for dialect in DIALECTS:
         known = _all_names(dialect)
-        # The longest name counts: layer1.0.conv1.weight also ends with conv1.weight.
-        for i in range(len(parts)):
-            end = ".".join(parts[i:])
+        for end in ends:
             if end in known:
                 out.append((key.removesuffix(end), dialect))
                 break
