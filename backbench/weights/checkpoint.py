@@ -150,16 +150,23 @@ class Checkpoint:
         `added` provenance."""
         if name is not None:
             added["name"] = name
-        return self.replace(
+        described = self.replace(
             method=self.method if method is None else method,
             epochs=self.epochs if epochs is None else epochs,
             provenance={**self.provenance, **added},
         )
+        if "digest" in vars(self):
+            # Nothing of this is hashed, and to hash is most of reading a file.
+            vars(described)["digest"] = self.digest
+        return described
 
     def about(self) -> dict[str, Any]:
         """Return everything but the tensors as plain values, for an exported file or beside it."""
+        return self._about(self.digest)
+
+    def _about(self, digest: str) -> dict[str, Any]:
         values = {
-            "digest": self.digest,
+            "digest": digest,
             "name": self.name,
             "method": self.method,
             "arch": self.arch,
@@ -177,11 +184,10 @@ class Checkpoint:
         """Write the file atomically. Its header has everything but the tensors, and the digest."""
         from safetensors.torch import save_file
 
-        about = self.about() | {"schema": SCHEMA}
-        del about["name"]  # the provenance has it
         # `digest` was perhaps computed earlier, and the tensors may have changed since: the header
         # needs the digest of the bytes that are written now.
-        about["digest"] = self._digest_of_tensors()
+        about = self._about(self._digest_of_tensors()) | {"schema": SCHEMA}
+        del about["name"]  # the provenance has it
         tensors = {}
         for key, tensor in self.state_dict.items():
             tensors[_TRUNK + key] = tensor.contiguous()
