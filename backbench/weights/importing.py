@@ -98,8 +98,11 @@ def read(
                 " encoder, stem, arch and pixels"
             )
         else:
-            own = from_safetensors(opened.path, opened.own_tensors, opened.metadata)
-            checkpoint = own.replace(reading=metadata.reading or own.reading)
+            checkpoint = from_safetensors(
+                opened.path, opened.own_tensors, opened.metadata
+            )
+            if metadata.reading:
+                checkpoint = checkpoint.replace(reading=metadata.reading)
     # 3. Options that override what the file tells
     if reading and checkpoint.reading != reading:
         raise BadInput(

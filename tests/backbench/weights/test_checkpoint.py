@@ -8,6 +8,7 @@ import torch
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
+from backbench.weights import importing
 from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone, trunk_shapes
@@ -169,6 +170,25 @@ def test_damage_is_refused(narrow, tmp_path):
         Checkpoint.load(path)
     with pytest.raises(BadInput, match="no such checkpoint file"):
         Checkpoint.load(tmp_path / "none.safetensors")
+
+
+def test_a_file_is_hashed_once(narrow, tmp_path, monkeypatch):
+    """When it is written, and when it is read under another name."""
+    hashed = []
+    digest_of_tensors = Checkpoint._digest_of_tensors
+
+    def counted(checkpoint):
+        hashed.append(checkpoint.name)
+        return digest_of_tensors(checkpoint)
+
+    monkeypatch.setattr(Checkpoint, "_digest_of_tensors", counted)
+    narrow.replace().save(tmp_path / "x.safetensors")
+    assert hashed == ["demo"]
+    found = importing.read(tmp_path / "x.safetensors", name="Other", epochs=3)
+    assert (found.name, found.digest) == ("Other", digest_of_tensors(narrow))
+    assert hashed == ["demo", "demo"]
+    moved = {key: value + 1 for key, value in found.state_dict.items()}
+    assert found.replace(state_dict=moved).digest != found.digest
 
 
 def test_a_failed_save_leaves_the_old_file(narrow, tmp_path):
