@@ -3,6 +3,7 @@
 It does not import torch, so that a recipe is checked before that is. Only the keys of the method
 itself are checked later, as they stand in the method's file."""
 
+import functools
 import importlib
 import pkgutil
 from dataclasses import dataclass
@@ -22,18 +23,19 @@ class MethodConfig:
     name: str
 
 
-def shipped_names() -> list[str]:
-    """List the methods that have a file in pretrain/methods."""
+@functools.cache
+def shipped_names() -> tuple[str, ...]:
+    """List the methods that have a file in pretrain/methods. The folder is looked through once."""
     names = []
     for module in pkgutil.iter_modules(backbench.pretrain.methods.__path__):
         if not module.name.startswith("_"):
             names.append(module.name)
-    return names
+    return tuple(names)
 
 
 def method_names() -> list[str]:
     """List the allowed values of `method.name`: shipped ones, and those of installed packages."""
-    shipped = shipped_names()
+    shipped = list(shipped_names())
     return shipped + plugins.names(plugins.METHODS, shipped)
 
 

@@ -143,12 +143,12 @@ def _variant_names(file: Path, word: str = "") -> list[str]:
     # Most files are no families. Their text says so in a thousandth of the time that YAML takes
     if b"\nvariants:" not in text or word.encode(errors="replace") not in text:
         return []
-    return list(_variants(file, trusted=True))
+    return list(_variants(file, read_yaml(file, trusted=True)))
 
 
-def _variants(file: Path, *, trusted: bool) -> dict[str, Recipe]:
-    """Read a file's `variants:`, name -> keys."""
-    found = read_yaml(file, trusted=trusted).get("variants", {})
+def _variants(file: Path, content: Recipe) -> dict[str, Recipe]:
+    """Return a file's `variants:`, name -> keys."""
+    found = content.get("variants", {})
     if not isinstance(found, dict) or not all(
         isinstance(v, dict) for v in found.values()
     ):
@@ -207,12 +207,13 @@ def flat(tree: Mapping[str, Value], prefix: str = "") -> Recipe:
 
 
 class _Bases:
-    """Reads a recipe over its bases, each file and variant once, however many name it."""
+    """Reads a recipe over its bases, each file once and each variant once, however many name it."""
 
     def __init__(self, key: str, trusted: bool) -> None:
         self.key = key  # under which a recipe names its bases
         self.trusted = trusted
         self.done: dict[Path, Recipe] = {}
+        self.read: dict[Path, Recipe] = {}
 
     def whole(self, path: Path, seen: tuple[Path, ...]) -> Recipe:
         """Read a file over its bases; or a variant over its bases, all over its family's file.
@@ -235,15 +236,15 @@ class _Bases:
         family = path.parent if path.parent.is_file() else None
         variants: dict[str, Recipe] = {}
         if family is None:
-            own = read_yaml(path, trusted=self.trusted)
+            own = dict(self.content(path))
             own.pop("variants", None)
         else:
-            variants = _variants(family, trusted=self.trusted)
+            variants = _variants(family, self.content(family))
             if path.name not in variants:
                 raise BadInput(
                     f"{family}: no variant '{path.name}'; {nearest(path.name, variants)}"
                 )
-            own = variants[path.name]
+            own = dict(variants[path.name])
         # 2. The names of its bases
         bases = own.pop(self.key, [])
         if isinstance(bases, str):
@@ -274,6 +275,12 @@ class _Bases:
             out = merge(out, self.whole(file.resolve(), (*seen, path)))
         self.done[path] = merge(out, own)
         return self.done[path]
+
+    def content(self, file: Path) -> Recipe:
+        """Read a file. Most bases of a variant stand in its own family."""
+        if file not in self.read:
+            self.read[file] = read_yaml(file, trusted=self.trusted)
+        return self.read[file]
 
 
 def merge(low: Mapping[str, Value], high: Mapping[str, Value]) -> Recipe:
