@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from support.layouts import Trees, trunk_file
+from support.warm_python import warm_python
 
 from backbench.datasets import embedded
 from backbench.errors import EXIT_BAD_INPUT
@@ -51,6 +52,14 @@ atexit.register(gc.unfreeze)
 def tiny_root(tmp_path_factory):
     """ROOT with the tiny embedded digits, scenes and lists; read it, do not write to it."""
     return embedded.build(tmp_path_factory.mktemp("data"), size="tiny")
+
+
+@pytest.fixture(scope="session")
+def python():
+    """Runs programs as forks of one Python that has imported torch: for tests of what a process does,
+    and not of how it starts."""
+    with warm_python("backbench.parallel.loading", "backbench.runs.ending") as python:
+        yield python
 
 
 @pytest.fixture(autouse=True)

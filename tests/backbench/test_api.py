@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -158,7 +157,9 @@ backbench.evaluate(model, "linear/digits@" + protocol, data=data, out=out)
 """
 
 
-def test_a_program_that_is_ended_saves_what_it_trained(tiny_root, trunk, tmp_path):
+def test_a_program_that_is_ended_saves_what_it_trained(
+    tiny_root, trunk, tmp_path, python
+):
     """SIGTERM is no exception in a program of somebody's own, but where something is trained."""
     protocol = tmp_path / "long.yaml"
     long = "kind: sgd\nprotocol: long-v1\nlr: [1.0]\naugment: null\n"
@@ -167,8 +168,7 @@ def test_a_program_that_is_ended_saves_what_it_trained(tiny_root, trunk, tmp_pat
     )
     protocol.write_text(long)
     out = tmp_path / "out"
-    words = [trunk, protocol, tiny_root, out]
-    program = subprocess.Popen([sys.executable, "-c", PROGRAM, *map(str, words)])
+    program = python.start(PROGRAM, trunk, protocol, tiny_root, out)
     run = out / "linear-digits-long"
 
     def until(condition, what):
@@ -182,8 +182,9 @@ def test_a_program_that_is_ended_saves_what_it_trained(tiny_root, trunk, tmp_pat
         return note is not None and note["unit"] == "step"
 
     until(training, "nothing was trained")
-    program.send_signal(signal.SIGTERM)
-    assert program.wait(60) == 1, "Preempted is raised in the program"
+    program.terminate()
+    status, _, said = program.end()
+    assert status == 1 and "Preempted" in said.splitlines()[-1]
     assert list((run / "state").iterdir()), "it was told to save, and did"
 
 

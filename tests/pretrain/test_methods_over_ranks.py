@@ -1,9 +1,7 @@
 """Every method over ranks, on CPUs and pretended GPUs, equals one process after three steps."""
 
 import functools
-import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -31,17 +29,15 @@ FAST = ("few", "a gpu each")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """made(PLAN) -> a folder with RANKS-RANK of each rank; a child imports torch and forks."""
+def made(tmp_path_factory, python):
+    """made(PLAN) -> a folder with RANKS-RANK of each rank, which a program has forked."""
 
     @functools.cache
     def run(plans: tuple[str, ...]) -> Path:
         folder = tmp_path_factory.mktemp("ranks")
-        home = Path(__file__).parents[2]
-        path = f"{home}:{home / 'tests'}"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        command = [sys.executable, __file__, str(folder), *plans]
-        subprocess.run(command, env=environment, check=True, timeout=500)
+        code = Path(__file__).read_text()
+        status, _, said = python.run(code, folder, *plans)
+        assert status == 0, said
         return folder
 
     # The fast ones share a child

@@ -1,5 +1,8 @@
 """Short programs, each a fork of one Python that has imported what they need: to import torch takes
-most of the time of a process of its own. `with warm_python("torch") as python: python.run(code)`."""
+most of the time of a process of its own. `with warm_python("torch") as python: python.run(code)`.
+
+A program begins in the folder and with the environment of whoever starts it, but what is read when the
+modules are imported was read before."""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 
@@ -46,7 +50,9 @@ class WarmPython:
 
     def start(self, code, *words):
         (out, out_there), (err, err_there) = os.pipe(), os.pipe()
-        pid = self.ask([out_there, err_there], code=code, words=words)
+        here = {"environment": dict(os.environ), "folder": str(Path.cwd())}
+        words = [str(word) for word in words]
+        pid = self.ask([out_there, err_there], code=code, words=words, **here)
         os.close(out_there)
         os.close(err_there)
         return Forked(self, pid, os.fdopen(out), os.fdopen(err))
@@ -72,6 +78,9 @@ def warm_python(*modules):
 def _become(request, files):
     """The fork: a process like that of `python -c`."""
     os.setpgid(0, 0)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
     files = [os.open(os.devnull, os.O_RDONLY), *files]
     for target, file in enumerate(files):
         os.dup2(file, target)

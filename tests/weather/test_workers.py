@@ -17,7 +17,6 @@ from unittest import mock
 import pytest
 import torch
 from support import failing_workers
-from support.warm_python import warm_python
 from support.weather import VERBS, command, numbers, warm
 
 from backbench.images import decoding
@@ -221,14 +220,6 @@ def test_shared_memory_that_no_file_opens_wants_more_files():
     line, status = failures.explain(error)
     assert status == 1
     assert line.startswith("too many open files; raise `ulimit -n`")
-
-
-@pytest.fixture(scope="module")
-def python():
-    """Runs programs that start workers and end as Python does."""
-    needed = "backbench.parallel.loading", "backbench.runs.ending"
-    with warm_python(*needed) as python:
-        yield python
 
 
 FEW_FILES = """

@@ -57,17 +57,13 @@ print(sorted({'torchvision', 'torch._dynamo', 'sklearn'} & set(sys.modules)))
 
 
 def test_a_resnets_verbs_start_without_torchvision_and_torchs_compiler(
-    tmp_path, tiny_root
+    tmp_path, tiny_root, python
 ):
     """Each takes as long to import as torch itself."""
-    words = [
-        str(trunk_file(tmp_path / "r18.safetensors", 0)),
-        str(tiny_root),
-        str(tmp_path / "out"),
-    ]
-    command = [sys.executable, "-c", QUICK, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    file = trunk_file(tmp_path / "r18.safetensors", 0)
+    status, out, err = python.run(QUICK, file, tiny_root, tmp_path / "out")
+    assert status == 0, err
+    assert out.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize(

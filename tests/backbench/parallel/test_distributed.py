@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,19 +97,16 @@ def everything() -> dict[str, dict[str, torch.Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory, python) -> Path:
     """What two ranks saved, RANK.pt and votes-RANK.json; and what is said where the CPU has no bf16."""
     folder = tmp_path_factory.mktemp("ranks")
-    # The child imports torch once, and forks
-    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
-        subprocess.run(
-            [sys.executable, __file__, str(folder)],
-            env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},
-            stdout=out,
-            stderr=err,
-            check=True,
-            timeout=120,
-        )
+    # torch asks oneDNN, which reads this when it is asked first
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        status, out, err = python.run(Path(__file__).read_text(), folder)
+    assert status == 0, err
+    (folder / "out").write_text(out)
+    (folder / "err").write_text(err)
     return folder
 
 
