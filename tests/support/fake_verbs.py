@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from backbench.errors import BadInput, Failed, Preempted
-from backbench.records import store
+from backbench.records import owed_rows
 from backbench.requests import parsing
 from backbench.requests.pretrain import PretrainRequest
 from backbench.requests.probe import LinearRequest
@@ -109,13 +109,17 @@ def linear(args: LinearRequest) -> None:
         digests.append(header.digest(file) or content)
     identity = {"x": digests, "d": args.datasets, "seed": args.seed}
     with open_run(args.out, verb="linear", identity=identity) as out:
-        if store.complete(out):
+        if owed_rows.complete(out):
             print("already there")
             return
         plan = behaviour(args.data, args.datasets)
         metrics = [f"top{i}" for i in range(1, 1 + plan.get("rows", 1))]
-        store.owe(out, len(files) * len(metrics))
+        owed_rows.owe(out, len(files) * len(metrics))
         word = work(out, plan, f"{digests} {args.datasets} {args.protocol} {args.seed}")
+        # A row needs pydantic, which takes as long to import as all else here; a run that fails or is
+        # stopped has none
+        from backbench.records import store
+
         rows = []
         for file, digest in zip(files, digests):
             for metric in metrics:
