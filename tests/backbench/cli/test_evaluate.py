@@ -150,7 +150,9 @@ def test_three_readings_are_one_pass_and_one_price(home, caplog):
     caplog.set_level("INFO")
     folder(home / "few", per_class=FEW)
     trained_at_32(home / "trained.safetensors")
-    words = ["trained.safetensors", "my_resnet.pth", "--data", "few", "--out", "runs"]
+    trunk_file(home / "untold.safetensors", 1)
+    words = ["trained.safetensors", "untold.safetensors", "--data", "few"]
+    words += ["--out", "runs"]
     opened = Counter()
     plain = image_list.ImageList.open
 
@@ -178,6 +180,9 @@ def test_three_readings_are_one_pass_and_one_price(home, caplog):
         for row in rows
     }
     assert sizes == {(32, 32), (224, None)}
+    # The tints tell the classes apart, where each image is read under its own label
+    of_five = [row.value for row in rows if row.metric == "top1_k5"]
+    assert len(of_five) == 2 and min(of_five) > 80
 
 
 def trained_at_32(path):
@@ -228,7 +233,8 @@ def test_the_command_that_settles_a_column_names_files_that_are_there(
 
 
 def test_the_same_command_goes_on_beside_rows_that_follow_from_its_own(home, capsys):
-    words = ["evaluate", "my_resnet.pth", "logreg", "calibration", "--size", "32"]
+    trunk_file(home / "small.safetensors")
+    words = ["evaluate", "small.safetensors", "logreg", "calibration", "--size", "32"]
     words += ["--data", "mine", "--out", "runs"]
     assert program.main(words) == 0
     test = catalog.load("mine", home).test
@@ -239,7 +245,7 @@ def test_the_same_command_goes_on_beside_rows_that_follow_from_its_own(home, cap
     said = capsys.readouterr().out
     assert "calibration/mine/nll@logreg-own-v1" in said
     # Nats have two digits, and percent one
-    nats = re.search(r"mine/nll@\S+\n  my_resnet +(\S+) ± (\S+)", said)
+    nats = re.search(r"mine/nll@\S+\n  random0 +(\S+) ± (\S+)", said)
     assert nats is not None
     assert [len(number.partition(".")[2]) for number in nats.groups()] == [2, 2]
     assert "table: runs/leaderboard.csv" in said
@@ -287,7 +293,8 @@ def test_one_size_for_all_is_a_column_of_its_own(home, caplog, capsys):
     """A trunk that is measured away from its training size says so."""
     caplog.set_level("INFO")
     trained_at_32(home / "trained.safetensors")
-    models = ["trained.safetensors", "my_resnet.pth"]
+    trunk_file(home / "untold.safetensors", 1)
+    models = ["trained.safetensors", "untold.safetensors"]
     folder(home / "few", per_class=FEW)
     words = [*models, "knn", "--data", "few", "--out", "runs", "--workers", "0"]
     assert program.main(["evaluate", *words]) == 0
@@ -649,6 +656,7 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
     home, caplog, capsys
 ):
     caplog.set_level("INFO")
+    trunk_file(home / "small.safetensors")
     (home / "mine.yaml").write_text("base: knn_demo\nk: [3]\n")
     (home / "knn.yaml").write_text(
         "base: knn\nk: [3]\ngeometry: {resize: 32, crop: 32}\n"
@@ -658,7 +666,7 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
         "--protocol",
         "knn_demo",
         "k=3",
-        "my_resnet.pth",
+        "small.safetensors",
         "--datasets",
         "mine",
     ]
@@ -666,7 +674,7 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
     said = "--protocol knn_demo: k is [3], not [5, 20] as in the shipped knn_demo; its columns"
     assert said in caplog.text
     caplog.clear()
-    words = ["my_resnet.pth", "--datasets", "mine", "--data", "."]
+    words = ["small.safetensors", "--datasets", "mine", "--data", "."]
     assert (
         program.main(["linear", *words, "--out", "b", "--protocol", "mine.yaml"]) == 0
     )
@@ -685,7 +693,7 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
     more = [f"parts.10.{more[0]}", *more[1:], "geometry.resize=32", "geometry.crop=32"]
     semisup = [
         "semisup",
-        "my_resnet.pth",
+        "small.safetensors",
         "--percent",
         "10",
         "--dataset",
