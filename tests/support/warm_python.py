@@ -97,7 +97,7 @@ def _serve():
     gc.freeze()  # a fork need not look at what is imported when it ends
     door = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        message, files, _, _ = socket.recv_fds(door, 1 << 16, 2)
+        message, files, _, _ = socket.recv_fds(door, 1 << 18, 2)
         if not message:
             return
         request = json.loads(message)
