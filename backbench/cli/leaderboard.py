@@ -4,13 +4,7 @@ import time
 from collections import Counter
 
 from backbench.board import export, overall
-from backbench.board.board import (
-    Board,
-    Column,
-    collect,
-    compare_rows,
-    text_of,
-)
+from backbench.board.board import Board, Column, collect, compare_rows, text_of
 from backbench.board.overall import Overall
 from backbench.board.verdict import some
 from backbench.errors import EXIT_FAILED, BadInput

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED
 
 AGAIN = "the same command continues"
 FULL = f"make room (`backbench clean RUNS` lists what can go); {AGAIN} then"
@@ -106,12 +106,14 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def making(folder: Path) -> Iterator[None]:
-    """Say of a folder that is made inside that none can be; a file that is not there is another
-    fault."""
+    """Say of a folder that is made inside that it is not permitted, where the system says that there
+    is no such file, as in /proc.
+
+    It stays an OSError: whoever can do without the folder passes over it."""
     try:
         yield
-    except FileNotFoundError:  # in /proc, and in a folder that was removed
-        raise BadInput(f"{folder}: no folder can be made here; {ELSEWHERE}") from None
+    except FileNotFoundError as error:
+        raise PermissionError(errno.EPERM, error.strerror, str(folder)) from None
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:

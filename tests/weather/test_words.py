@@ -232,7 +232,7 @@ def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
         ),
         (
             ["leaderboard", ".", "--csv", "/proc/y/x.csv"],
-            ["/proc/y: no folder can be made here; choose a place"],
+            ["/proc/y: not permitted; choose a place that can be written to"],
         ),
         (
             ["clean", "notes.txt"],

@@ -289,3 +289,13 @@ def test_a_stop_is_obeyed_where_there_is_nothing_to_save(monkeypatch):
             None,
         )
     state.stop_if_asked_for(0)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_system():
+    """A cache in such a place is passed over, a run is refused as bad input."""
+    folder = Path("/proc/none/x")
+    with pytest.raises(PermissionError) as caught, failures.making(folder):
+        folder.mkdir(parents=True)
+    said, status = failures.explain(caught.value)
+    assert said == f"{folder}: not permitted; {failures.ELSEWHERE}"
+    assert status == EXIT_BAD_INPUT
