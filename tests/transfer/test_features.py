@@ -259,6 +259,12 @@ def test_a_cache_without_locks_is_refused(images, cache, monkeypatch):
         extractor(cache, checkpoint())(images)
 
 
+def test_a_cache_where_no_folder_can_be_made_is_refused(images):
+    nowhere = FeatureCache(Path("/proc/none/features"), 10**8)
+    with pytest.raises(BadInput, match=r"not permitted.* set BACKBENCH_CACHE to"):
+        extractor(nowhere, checkpoint())(images)
+
+
 def test_what_another_run_computes_is_waited_for(images, cache, caplog, monkeypatch):
     monkeypatch.setattr("backbench.transfer.features.extractor.WAIT_SECONDS", 0.05)
     caplog.set_level("INFO", logger=log.name)
