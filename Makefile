@@ -10,15 +10,22 @@ export OMP_NUM_THREADS ?= 1
 # A file's tests share what is costly to make; tests/conftest.py puts the long files first.
 PYTEST := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-full gpu check detectron2 docs dist lock clean
+.PHONY: demo test test-full fast-tests all-tests gpu check lint types detectron2 docs dist lock clean
 
 demo: .venv/ready
 	$(BIN)/backbench demo --out runs/demo
 
-test: .venv/ready check
+# Tests wait for processes a seventh of their time; the type checker works meanwhile.
+test: .venv/ready lint
+	$(MAKE) --no-print-directory -j 2 types fast-tests
+
+test-full: .venv/ready lint
+	$(MAKE) --no-print-directory -j 2 types all-tests
+
+fast-tests: .venv/ready
 	$(BIN)/python -m pytest $(PYTEST) -m "not slow"
 
-test-full: .venv/ready check
+all-tests: .venv/ready
 	$(BIN)/python -m pytest $(PYTEST)
 
 # What only a GPU can show: everything on it against the CPU, then what it costs, beside the peers.
@@ -26,9 +33,13 @@ gpu: .venv/ready
 	$(BIN)/python -m pytest -n 6 --dist loadgroup -m gpu tests/gpu
 	$(BIN)/python benchmarks/gpu.py --keep
 
-check: .venv/ready
+check: lint types
+
+lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: .venv/ready
 	$(BIN)/mypy
 
 # Upstream's own instruction, pinned to the commit that was built and trained here. Needs g++ and a few minutes.
