@@ -20,7 +20,7 @@ COUNT = itertools.count()
 
 def pytest_collection_modifyitems(items):
     """Rooms with long files go first, so that two workers end at about the same time."""
-    rooms = ["transfer", "pretrain", "detection", "weights"]
+    rooms = ["transfer", "pretrain", "detection", "weights", "weather"]
     items.sort(
         key=lambda item: (
             rooms.index(room)
