@@ -29,7 +29,7 @@ from backbench.errors import (
     BadInput,
     Failed,
 )
-from backbench.runs import atomic
+from backbench.runs import atomic, failures
 from backbench.runs.state import StopFlag, die_with_parent, signals_blocked
 from backbench.runs.stopping import NUMBERS, listen
 from backbench.runs.terminal import log
@@ -255,7 +255,7 @@ def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[None]:
     Ranks load the file instead of parsing the annotations again. They cannot inherit the splits,
     because a process that has seen a GPU cannot fork.
     """
-    run.out.mkdir(parents=True, exist_ok=True)
+    failures.make_folder(run.out)
     file = _splits_file(run)
     atomic.write_bytes(
         file, pickle.dumps((train, val), protocol=pickle.HIGHEST_PROTOCOL)

@@ -27,7 +27,7 @@ from backbench.records.predictions import Arrays, load
 from backbench.records.public_lines import without_folders
 from backbench.records.result_line import Origin, Result
 from backbench.requests.runs import MergeRequest
-from backbench.runs import atomic
+from backbench.runs import atomic, failures
 from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.terminal import log
 from backbench.untrusted import printable
@@ -223,7 +223,7 @@ def _copy_kept(
     # A link in the run could lead the name elsewhere.
     if not copy.resolve().is_relative_to(out.resolve()):
         raise BadInput(f"{run}: '{name}' lies outside of their run")
-    copy.parent.mkdir(parents=True, exist_ok=True)
+    failures.make_folder(copy.parent)
     shutil.copyfile(run / name, copy)
     return True
 

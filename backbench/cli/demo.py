@@ -30,7 +30,7 @@ from backbench.requests.finetune import SemisupRequest
 from backbench.requests.options import Outcome, Request
 from backbench.requests.pretrain import PretrainRequest
 from backbench.requests.probe import LinearRequest
-from backbench.runs import atomic, lock
+from backbench.runs import atomic, failures, lock
 from backbench.runs.folder import CHECKPOINT_FILE, DEMO_FILE, RESULTS_FILE
 from backbench.runs.run_progress import read_progress, seconds
 from backbench.runs.terminal import log
@@ -206,7 +206,7 @@ def run(request: DemoRequest, run_command: Callable[[Sequence[str]], int]) -> Ou
 
 def _check_folder(out: Path, size: str) -> None:
     """Refuse a folder that is no demo's, or another size's, before anything is written."""
-    out.mkdir(parents=True, exist_ok=True)
+    failures.make_folder(out)
     about = out / DEMO_FILE
     if about.exists():
         try:

@@ -15,7 +15,7 @@ from backbench.containers.container import Container
 from backbench.containers.spans import SPAN, Mark, mark_of
 from backbench.containers.tables import SCANNER_VERSION, Table
 from backbench.errors import BadInput, Failed
-from backbench.runs import atomic
+from backbench.runs import atomic, failures
 from backbench.runs.folder import cache_folder
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
 from backbench.runs.terminal import log
@@ -98,7 +98,7 @@ def _alone(lock: Path, what: Path) -> Iterator[None]:
     """Hold a lock file, where the file system has locks: a process that waits scans nothing."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            lock.parent.mkdir(parents=True, exist_ok=True)
+            failures.make_folder(lock.parent)
             file = stack.enter_context(lock.open("w"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from backbench.runs import atomic
+from backbench.runs import atomic, failures
 
 VERSION = 1
 DIGIT_SIZE = 32
@@ -96,7 +96,7 @@ def _write_digits(
     for split, members in splits.items():
         for index, label in members:
             folder = root / split / str(label)
-            folder.mkdir(parents=True, exist_ok=True)
+            failures.make_folder(folder)
             rgb = np.repeat(images[index][..., None], 3, axis=2)
             Image.fromarray(rgb).save(folder / f"{index:04d}.png")
 
@@ -126,8 +126,8 @@ def _write_scenes(
     """Write `count` scenes as pictures, and their annotations in COCO's two files."""
     rng = np.random.default_rng([VERSION, len(part)])
     order = rng.permutation(len(digits))
-    (root / part).mkdir(parents=True, exist_ok=True)
-    (root / "maps" / part).mkdir(parents=True, exist_ok=True)
+    failures.make_folder(root / part)
+    failures.make_folder(root / "maps" / part)
     files: list[Json] = []
     instances: list[Json] = []
     people: list[Json] = []

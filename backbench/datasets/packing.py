@@ -12,7 +12,7 @@ from backbench.datasets import catalog, outside, splits
 from backbench.errors import BadInput
 from backbench.images import contents
 from backbench.images.image_list import ImageList
-from backbench.runs import atomic
+from backbench.runs import atomic, failures
 from backbench.runs.run_progress import Progress
 from backbench.untrusted import opening
 
@@ -74,7 +74,7 @@ def _write_folder(folder: Path, images: ImageList) -> None:
         file = folder / path
         data = images.read(index)
         if not file.is_file() or file.read_bytes() != data:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            failures.make_folder(file.parent)
             file.write_bytes(data)
         progress.advance()
 

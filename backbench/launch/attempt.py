@@ -36,6 +36,7 @@ from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.launch.clusters import Cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.records import AttemptNote, Ledger, Status, StatusName
+from backbench.runs import failures
 from backbench.runs.run_progress import read_progress
 
 # Without progress, a job ends that failed this often for the same reason, or for any reasons.
@@ -188,7 +189,7 @@ class Attempt:
             out: IO[bytes] | None = None  # the terminal
             if not self.show:
                 file = self.ledger.log(self.job, self._rank)
-                file.parent.mkdir(parents=True, exist_ok=True)
+                failures.make_folder(file.parent)
                 out = stack.enter_context(file.open("ab"))
                 out.write(f"$ {shlex.join(argv)}\n".encode())
                 out.flush()

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from backbench.runs import failures
+
 # Whoever looks at a lock (`holder`) holds it for microseconds. Whoever wants it tries for this long.
 LOOK_S = 0.5
 
@@ -69,7 +71,7 @@ def hold(
 def _made(path: Path) -> IO[str]:
     """Open the file, and make it where it is not there."""
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        failures.make_folder(path.parent)
         # Whoever leaves may take an empty folder away between these two lines
         with contextlib.suppress(FileNotFoundError):
             return path.open("a+")

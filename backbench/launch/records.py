@@ -39,7 +39,7 @@ from backbench.errors import BadInput, Failed
 from backbench.launch import locks
 from backbench.launch.clusters import GRID_VERBS, Cluster, Kind
 from backbench.launch.job import LARGEST, Amount, Job
-from backbench.runs import atomic
+from backbench.runs import atomic, failures
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
 
@@ -216,7 +216,7 @@ class Ledger:
 
     def mark_cancelled(self, job: Job) -> None:
         file = self._file("cancel", job)
-        file.parent.mkdir(parents=True, exist_ok=True)
+        failures.make_folder(file.parent)
         file.touch()
 
     # What a job said

@@ -147,7 +147,7 @@ def fetch(url: str, file: Path) -> None:
 
     Raises Failed if the connection breaks or fewer bytes come than were announced. The part is kept.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
+    failures.make_folder(file.parent)
     part = file.with_name(f"{file.name}.part")
     version = part.with_name(f"{part.name}.json")
     try:

@@ -26,6 +26,7 @@ from backbench.records.owed_rows import (
     owed,
 )
 from backbench.records.result_line import SCHEMA, Origin, Result, parse_line
+from backbench.runs import failures
 from backbench.runs.folder import RESULTS_FILE, RUN_FILE
 from backbench.runs.lock import NO_LOCKS
 from backbench.untrusted import opening, printable, walking
@@ -62,7 +63,7 @@ def append(
     if not lines:
         return
     path = run / RESULTS_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
+    failures.make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         try:

@@ -14,8 +14,7 @@ from backbench.runs import failures
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Give a temporary path, which becomes `path` if the block ends well and is removed if not."""
     path = Path(path)
-    with failures.making(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    failures.make_folder(path.parent)
     # The temporary file lies beside `path`, because a rename is atomic only within a file system
     with failures.naming(path):
         handle, name = tempfile.mkstemp(

@@ -104,14 +104,13 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(number, str(error), str(path)) from error
 
 
-@contextlib.contextmanager
-def making(folder: Path) -> Iterator[None]:
-    """Say of a folder that is made inside that it is not permitted, where the system says that there
-    is no such file, as in /proc.
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are not there.
 
-    It stays an OSError: whoever can do without the folder passes over it."""
+    Raises PermissionError, with the folder's name, where the system says that there is no such file,
+    as in /proc. It stays an OSError: whoever can do without the folder passes over it."""
     try:
-        yield
+        folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
         raise PermissionError(errno.EPERM, error.strerror, str(folder)) from None
 

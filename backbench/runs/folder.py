@@ -61,8 +61,7 @@ def open_run(out: str | Path, *, verb: str, identity: Identity) -> Iterator[Path
     out = Path(out)
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     if not recognise(out, verb=verb, identity=identity):
-        with failures.making(out):
-            out.mkdir(parents=True, exist_ok=True)
+        failures.make_folder(out)
     is_new = False
     try:
         with lock.held(out):

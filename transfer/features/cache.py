@@ -185,8 +185,8 @@ class FeatureCache:
         self, descriptions: Sequence[Description]
     ) -> contextlib.ExitStack | None:
         """Lock all of these entries until the stack is closed; None where another run has one."""
-        with self.elsewhere(), failures.making(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        with self.elsewhere():
+            failures.make_folder(self.folder)
         with contextlib.ExitStack() as locks:
             for path in {self.path(d) for d in descriptions}:
                 with self.elsewhere():

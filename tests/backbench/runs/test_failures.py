@@ -294,8 +294,8 @@ def test_a_stop_is_obeyed_where_there_is_nothing_to_save(monkeypatch):
 def test_a_folder_that_cannot_be_made_is_an_error_of_the_system():
     """A cache in such a place is passed over, a run is refused as bad input."""
     folder = Path("/proc/none/x")
-    with pytest.raises(PermissionError) as caught, failures.making(folder):
-        folder.mkdir(parents=True)
+    with pytest.raises(PermissionError) as caught:
+        failures.make_folder(folder)
     said, status = failures.explain(caught.value)
     assert said == f"{folder}: not permitted; {failures.ELSEWHERE}"
     assert status == EXIT_BAD_INPUT
