@@ -99,13 +99,30 @@ def class_folder(name: str) -> Dataset:
             f"{base} has no train and test folders: a fifth of each class ({len(test)} of"
             f" {len(everything)} images) is drawn for test, by sha256 of '0 <path>'"
         )
-        notes = (note, *_deeper(everything, base))
+        notes = (note, *_is_a_split(base), *_deeper(everything, base))
         train = everything.subset(rest)
         return splits.with_hold_out(
             train, everything.subset(test), seed=seed, notes=notes
         )
 
     return Dataset(name=name, classes=None, sizes=(None, None, None), read=read)
+
+
+def _is_a_split(base: Path) -> list[str]:
+    """Say of a folder that is called like a split, and has other splits beside it, which folder is
+    the dataset."""
+    own = split_of(base.name)
+    if own is None:
+        return []
+    beside = [
+        name for name in subfolders(base.parent) if split_of(name) not in (None, own)
+    ]
+    if not beside:
+        return []
+    return [
+        f"{base} lies beside {', '.join(beside)}; if they are splits of one dataset, give"
+        f" {base.parent} instead"
+    ]
 
 
 @contextlib.contextmanager

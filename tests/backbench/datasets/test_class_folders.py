@@ -64,6 +64,19 @@ def test_without_splits_the_test_list_is_one_for_all_seeds(tmp_path, base):
     )
 
 
+def test_a_split_that_is_given_for_its_dataset_is_said(tmp_path):
+    images(tmp_path / "own" / "train", "a", "b", per=10)
+    alone = catalog.class_folder("train").read(tmp_path / "own", 0)
+    assert len(alone.notes) == 1
+    images(tmp_path / "own" / "test", "a", "b", per=2)
+    beside = catalog.class_folder("train").read(tmp_path / "own", 0)
+    assert beside.notes[1] == (
+        f"{tmp_path / 'own' / 'train'} lies beside test; if they are splits of one dataset, give"
+        f" {tmp_path / 'own'} instead"
+    )
+    assert [len(part) for _, part in beside.items()] == [12, 4, 4]
+
+
 def test_a_class_needs_three_images(tmp_path, base):
     images(base, "a", "b", per=2)
     with pytest.raises(BadInput) as error:
