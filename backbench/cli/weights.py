@@ -61,13 +61,17 @@ def _print_report(report: Report) -> None:
         cells = (row["encoder"], shown(prefix), row["arch"], row["stem"], trunk, taken)
         table.add_row(*map(escape, cells))
         remarks += [f"{row['encoder']}: {note}" for note in _notes(row)]
-    console.print(table, soft_wrap=False)
+    if report["encoders"]:
+        console.print(table, soft_wrap=False)
+    else:
+        console.print("trunk     none recognised")
     for remark in remarks:
         console.print(remark)
+    where = "beside" if report["encoders"] else "holds"
     for left in report["leftovers"]:
         size = f"{left['tensors']} tensors, {left['elements']} elements"
         console.print(
-            f"beside    {left['group']}: {size} ({shown(str(left['example']))})"
+            f"{where:9} {left['group']}: {size} ({shown(str(left['example']))})"
         )
     if not report["importable"]:
         console.print(f"cannot be imported as it is: {report['why_not']}")

@@ -76,11 +76,15 @@ def _grouped(
 # Purpose -> parts of a name that tell it; the first that fits counts.
 _PURPOSES = (
     ("queue", ("queue", "memory_bank", "feature_bank")),
+    ("detector", ("rpn.", "roi_head", "fpn", "proposal_", "bbox_head", "mask_head")),
     ("predictor", ("predict",)),
     ("prototypes", ("prototype", "center", "last_layer")),
     ("classifier", ("classifier", "linear_", "cls_head")),
+    ("another network", ("patch_embed", "blocks.", "pos_embed", "cls_token")),
     ("projector", ("proj", "fc.", "head", "neck", "mlp", "g.", "bn.")),
 )
+# One layer alone, right behind the trunk: MoCo v1's projector has the name of torchvision's classifier.
+_ONE_LAYER = ("fc.weight", "fc.bias", "head.weight", "head.bias")
 
 
 def _purpose(table: str, key: str) -> str:
@@ -88,6 +92,8 @@ def _purpose(table: str, key: str) -> str:
     if any(part in table.lower() for part in ("optim", "scheduler", "scaler", "amp")):
         return "optimiser"
     name = unwrapped(key).lower()
+    if name in _ONE_LAYER:
+        return "classifier or projector"
     for purpose, parts in _PURPOSES:
         if any(part in name for part in parts):
             return purpose

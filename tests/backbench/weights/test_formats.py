@@ -463,6 +463,14 @@ def test_inspect_shows_what_is_wrong_and_how_much_matches(tmp_path, capsys):
     assert "cannot be imported as it is" in text
 
 
+def test_where_no_trunk_is_recognised_nothing_lies_beside_it(tmp_path, capsys):
+    file = write({"decoder.weight": torch.ones(3, 4)}, tmp_path / "x.pth")
+    assert program.main(["inspect", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "\ntrunk     none recognised\nholds     other: 1 tensors" in said
+    assert "beside" not in said
+
+
 def test_inspect_recognises_an_untrained_trunk(tmp_path):
     torch.manual_seed(0)
     model = resnet18().train()
