@@ -655,7 +655,7 @@ WRONG = {
     "another count of names": (
         "YOLO",
         lambda b: replaced(b / "data.yaml", "^", "nc: 3\n"),
-        "nc is 3, but 2 names are there",
+        "says 3 classes, but 2 names are there",
     ),
     "a name twice": (
         "YOLO",

@@ -1,5 +1,6 @@
 """Finds and reads boxes in YOLO's format: a text file for each image, and a list of class names.
 
+The file that describes a folder is Ultralytics' data.yaml or Darknet's obj.data, which CVAT writes.
 A line is a class number and either a box (centre x, centre y, width, height) or an outline (x y x y
 ...), as shares of the image's sides. Where data.yaml has `kpt_shape: [K, 2]` or `[K, 3]`, K keypoints
 follow the box: x and y of each, and perhaps its visibility.
@@ -39,6 +40,8 @@ from backbench.untrusted import printable, yamls
 
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
 NAME_FILES = ("classes.txt", "obj.names")
+# Darknet is started from above the folder, which it calls so
+DARKNETS = "data/"
 # A coordinate may leave the image by this share of its side: exporters round
 SLACK = 1e-3
 # Digits behind the point of a pixel: shares of sides give 20.000000000000004
@@ -51,7 +54,7 @@ THREADS = 16
 
 def find(base: Path) -> BoxFolder | None:
     """Return the images of each split with their label files. None where there are none."""
-    described = _described(base)
+    described = _described(base) or _described_for_darknet(base)
     if described is not None:
         file, about = described
         classes = _names_of(about.get("names"), file, about.get("nc"))
@@ -105,6 +108,34 @@ def _described(base: Path) -> tuple[Path, Mapping[str, Any]] | None:
     return found[0] if found else None
 
 
+def _described_for_darknet(base: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """Return the one file of Darknet's `key = value` lines in a folder, and what it says, in the
+    words of data.yaml."""
+    found = []
+    for file in files_in(base, ".data"):
+        about: dict[str, Any] = {}
+        for line in read_text(file, most=LARGEST_LIST).splitlines():
+            key, equals, value = line.partition("#")[0].partition("=")
+            if equals:
+                about[key.strip()] = value.strip()
+        if "names" in about:
+            found.append((file, about))
+    if not found:
+        return None
+    if len(found) > 1:
+        raise BadInput(
+            f"{base}: {found[0][0].name} and {found[1][0].name} both name classes; move one away"
+        )
+    file, about = found[0]
+    names = _placed(about["names"], about, file, base)
+    if not names.is_file():
+        raise BadInput(f"{file}: names is no file; write `names = obj.names`")
+    about["names"] = list(_listed_names(names).values())
+    count = about.get("classes", "")
+    about["nc"] = int(count) if count.isdecimal() else None
+    return file, about
+
+
 def _names_of(names: object, file: Path, count: object) -> dict[int, str]:
     """Return class number -> name, from a list or from `number: name`."""
     if isinstance(names, list):
@@ -123,7 +154,7 @@ def _names_of(names: object, file: Path, count: object) -> dict[int, str]:
         classes[number] = str(name)
     if isinstance(count, int) and not isinstance(count, bool) and count != len(classes):
         raise BadInput(
-            f"{file}: nc is {count}, but {len(classes)} names are there; correct one of the two"
+            f"{file}: says {count} classes, but {len(classes)} names are there; correct one of the two"
         )
     _refuse_names(list(classes.values()), file)
     return classes
@@ -272,6 +303,7 @@ def _placed(place: str, about: Mapping[str, Any], file: Path, base: Path) -> Pat
         base / place,
         # Exporters write ../train/images where train/images is meant
         base / re.sub(r"^(\.\./)+", "", place),
+        base / place.removeprefix(DARKNETS),
     ]
     for path in tried:
         normal = Path(re.sub(r"/\./", "/", str(path)))
@@ -279,7 +311,7 @@ def _placed(place: str, about: Mapping[str, Any], file: Path, base: Path) -> Pat
             return normal
     shown = printable.shown(place, 100)
     raise BadInput(
-        f"{file}: '{shown}' is no folder of images below {base}; correct the path"
+        f"{file}: '{shown}' is no folder of images, and no list, below {base}; correct the path"
     )
 
 
@@ -346,7 +378,7 @@ def _listed_pairs(file: Path, base: Path) -> list[LabelledImage]:
         where = f"{file}: line {number}: '{printable.shown(name, 100)}'"
         if not is_image(name) or ".." in Path(name).parts:
             raise BadInput(f"{where} is no image below {base}; correct the path")
-        tried = [base / name, file.parent / name]
+        tried = [base / name, file.parent / name, base / name.removeprefix(DARKNETS)]
         there = [path for path in tried if path.is_file() and path.is_relative_to(base)]
         if not there:
             raise BadInput(f"{where} is no image below {base}; correct the path")

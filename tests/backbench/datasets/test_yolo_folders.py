@@ -102,6 +102,34 @@ def test_a_list_names_pictures(folder):
     }
 
 
+@pytest.mark.parametrize("above", ["", "data/"])
+def test_darknets_description_is_read_as_cvat_writes_it(folder, above):
+    """CVAT's YOLO 1.1; Darknet's own paths begin above the folder, at data/."""
+    said = (
+        f"classes = 2  # optional\nnames = {above}obj.names\ntrain = {above}train.txt\n"
+    )
+    files = {
+        "obj.data": f"{said}valid = {above}valid.txt\nbackup = backup/\n",
+        "obj.names": "cat\ndog\n",
+        "train.txt": f"{above}obj_train_data/a.png\n{above}obj_train_data/b.png\n",
+        "valid.txt": f"{above}obj_valid_data/c.png\n",
+    }
+    for place in ("obj_train_data/a", "obj_train_data/b", "obj_valid_data/c"):
+        files |= {f"{place}.png": "", f"{place}.txt": BOX}
+    base = folder(files)
+    assert yolo_text.find(base).classes == {0: "cat", 1: "dog"}
+    assert pictures(base) == {
+        "train": [("obj_train_data/a.png", "a.txt"), ("obj_train_data/b.png", "b.txt")],
+        "val": [("obj_valid_data/c.png", "c.txt")],
+    }
+
+
+def darknet(text):
+    listed = {"obj.names": "cat\n", "train.txt": "obj_train_data/a.png\n"}
+    images = {"obj_train_data/a.png": "", "obj_train_data/a.txt": BOX}
+    return {**listed, **images, "obj.data": text}
+
+
 PLAIN = {"images/a.png": "", "labels/a.txt": BOX}
 DATA = {**PLAIN, "data.yaml": "names: [cat]\ntrain: images\n"}
 
@@ -122,7 +150,7 @@ def yaml(text):
         (yaml("names: {a: cat}"), "names: 'a' is no class number"),
         (yaml("names: {-1: cat}"), "names: -1 is no class number"),
         (yaml("names: {true: cat}"), "names: True is no class number"),
-        (yaml("names: [cat]\nnc: 2"), "nc is 2, but 1 names are there"),
+        (yaml("names: [cat]\nnc: 2"), "says 2 classes, but 1 names are there"),
         (
             {**DATA, "more.yaml": "names: [dog]"},
             "data.yaml and more.yaml both name classes",
@@ -132,7 +160,28 @@ def yaml(text):
             "states val and valid; keep one",
         ),
         (yaml("names: [cat]\ntrain: [3]"), "train: 3 is no folder's name"),
-        (yaml("names: [cat]\ntrain: /etc"), "'/etc' is no folder of images below"),
+        (darknet("names = none.names"), "'none.names' is no folder of images, and no"),
+        (darknet("names = obj_train_data"), "obj.data: names is no file; write `na"),
+        (
+            darknet("names =\ntrain = train.txt"),
+            "obj.data: names is no file; write `na",
+        ),
+        (
+            darknet("classes = 2\nnames = obj.names\ntrain = train.txt"),
+            "obj.data: says 2 classes, but 1 names are there",
+        ),
+        (
+            {**darknet("names = obj.names"), "b.data": "names = obj.names"},
+            "b.data and obj.data both name classes",
+        ),
+        (
+            {**darknet("names=obj.names\ntrain=train.txt"), "train.txt": "x/b.png"},
+            "train.txt: line 1: 'x/b.png' is no image below",
+        ),
+        (
+            yaml("names: [cat]\ntrain: /etc"),
+            "'/etc' is no folder of images, and no list, below",
+        ),
         (
             {**yaml("names: [cat]\ntrain: empty"), "empty/x.md": ""},
             "empty: holds no image",
