@@ -1,4 +1,7 @@
-"""Data and checkpoints that several tests share, made once a session."""
+"""Data and checkpoints that several tests share, made once a session.
+
+The process that hands tests to the workers reads this file too, and they wait for it: torch is
+imported in the fixtures."""
 
 import atexit
 import gc
@@ -9,7 +12,6 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from support.layouts import Trees, trunk_file
 from support.warm_python import warm_python
 
 from backbench.datasets import embedded
@@ -76,16 +78,22 @@ def own_cache(request, tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def trees(tmp_path, monkeypatch):
+    from support.layouts import Trees
+
     return Trees(tmp_path / "data", monkeypatch)
 
 
 @pytest.fixture
 def trunk(tmp_path):
+    from support.layouts import trunk_file
+
     return trunk_file(tmp_path / "trunk.safetensors")
 
 
 @pytest.fixture
 def two_trunks(tmp_path):
+    from support.layouts import trunk_file
+
     return [trunk_file(tmp_path / f"trunk{i}.safetensors", seed=i) for i in (1, 2)]
 
 
