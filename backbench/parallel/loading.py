@@ -25,6 +25,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ T = TypeVar("T")
 PATIENCE_S = 1.0  # for workers to end when asked to; they write nothing
 DEATH_PATIENCE_S = 3.0  # for the death of a worker to be seen, after what it did
 STOP_PATIENCE_S = 6.0  # for a batch, once the command is asked to stop
+RETRY_S = 0.1  # between a worker's attempts to open what no file is left for
 SHARED_MEMORY = Path("/dev/shm")  # by which torch hands batches over
 LOCKS = 3  # of each queue: one for the batches, and one for each worker's orders
 PIPES = 3  # of each worker: its orders, its end, and the main process's end
@@ -77,6 +79,8 @@ def _quiet_where_main_speaks(
     if issubclass(kind, ConnectionError | EOFError):
         return
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        # The thread that hands batches over tries again at once, until the worker is killed
+        time.sleep(RETRY_S)
         return
     sys.__excepthook__(kind, error, trace)
 
