@@ -305,7 +305,7 @@ def test_a_worker_that_never_ends_does_not_keep_a_signal_from_the_command(
 
 class Large(torch.utils.data.Dataset):
     def __getitem__(self, key):
-        return torch.full((1000, 1000), key).T, {"beside": [key]}
+        return torch.full((200, 200), key).T, {"beside": [key]}
 
 
 def large_batches():
@@ -320,7 +320,7 @@ def large_batches():
 
 
 def test_batches_travel_by_pipe_where_there_is_little_shared_memory(monkeypatch):
-    expected = [((1, 1000), i, [i]) for i in range(8)]
+    expected = [((1, 200), i, [i]) for i in range(8)]
     assert large_batches() == [(*about, True) for about in expected]
     monkeypatch.setattr(loading, "_free_shared_memory", lambda: 1 << 20)
     assert large_batches() == [(*about, False) for about in expected]
