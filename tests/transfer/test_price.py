@@ -145,7 +145,8 @@ def test_a_short_run_has_a_plan_and_no_price(says):
         ),
         (
             "detect --checkpoint TRUNK --config-file tiny_faster_rcnn_R_18_FPN"
-            " SOLVER.MAX_ITER 4 SOLVER.STEPS (3,)",
+            " SOLVER.MAX_ITER 4 SOLVER.STEPS (3,)"
+            " SOLVER.CHECKPOINT_PERIOD 4 TEST.PRECISE_BN.NUM_ITER 1",
             r"faster_rcnn by \w+: \d+ images to train on, \d+ a step; 4 iterations, \d+ images",
             "SOLVER.MAX_ITER",
         ),
