@@ -2,6 +2,7 @@
 
 Nothing here needs numpy until a container is found, so that the catalog stays cheap to import."""
 
+import contextlib
 import fnmatch
 import functools
 import glob
@@ -69,6 +70,12 @@ REFUSED = {
 }
 
 
+@functools.lru_cache(maxsize=1024)
+def _parts(pattern: str, word: str) -> tuple[str, str, str]:
+    """Divide a pattern with a word in it at its first slash."""
+    return pattern.format(glob.escape(word)).partition("/")
+
+
 class Listing:
     """Lists a dataset's folder once, however many patterns are tried: it may hold a million images."""
 
@@ -76,6 +83,7 @@ class Listing:
         self.base = base
         self.names: list[str] = []
         self.folders: list[str] = []
+        self._listed: dict[str, list[str]] = {}
         if not base.is_dir():
             return
         with os.scandir(base) as entries:
@@ -120,16 +128,29 @@ class Listing:
 
     def _matches(self, pattern: str, word: str, named: list[str]) -> list[Path]:
         """Return what Path.glob finds for a pattern with a word in it; only `named` have the word."""
-        first, _, below = pattern.format(glob.escape(word)).partition("/")
+        first, _, below = _parts(pattern, word)
         if not below:
             return [self.base / name for name in fnmatch.filter(named, first)]
         matches: list[Path] = []
         for folder in fnmatch.filter(self.folders, first):
-            place = self.base / folder
             # A thousand class folders are not searched for the one name
-            if pattern != _ANY_FOLDER or (place / word).is_dir():
-                matches += place.glob(below)
+            place = f"{folder}/{word}" if pattern == _ANY_FOLDER else folder
+            last = below.rpartition("/")[2]
+            for name in fnmatch.filter(self._names_in(place), last):
+                matches.append(self.base / place / name)
         return matches
+
+    def _names_in(self, place: str) -> list[str]:
+        """Return the names in a folder below the dataset's, none where there is no such folder or it
+        may not be looked into. It is listed once: the images of a split may lie in it."""
+        if place not in self._listed:
+            folder = os.path.join(self.base, place)  # noqa: PTH118
+            names = []
+            if os.path.isdir(folder):  # noqa: PTH112
+                with contextlib.suppress(PermissionError):
+                    names = os.listdir(folder)  # noqa: PTH208
+            self._listed[place] = names
+        return self._listed[place]
 
     @functools.cached_property
     def whole(self) -> Container | None:
