@@ -52,8 +52,9 @@ def run(request: DoctorRequest) -> Outcome:
 
 
 def examine(data: Path) -> list[Finding]:
-    needed = [*packages(), device()]
-    more = [detectron2(), slurm(), *datasets(data), lists(data), coco(data)]
+    torch, engine = libraries()
+    needed = [*packages(), torch]
+    more = [engine, slurm(), *datasets(data), lists(data), coco(data)]
     trunks = dict.fromkeys(plugins.installed(plugins.TRUNKS), "installed")
     for family in archs.FAMILIES:
         trunks |= dict.fromkeys(family.cached_names(), "in the local cache")
@@ -124,24 +125,53 @@ for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
 """
 
 
+_ENGINE = """
+import detectron2, detectron2._C
+print(detectron2.__version__)
+"""
+_THEN = "<detectron2>"  # stands between what the two print
+
+
+def libraries() -> tuple[Finding, Finding]:
+    """Return what `device` and `detectron2` do, from one process, as to import torch takes most of
+    both; where that process fails, from one for each."""
+    if not _has_detectron2():
+        return device(), detectron2()
+    code = f"{_PROBE}print({_THEN!r}){_ENGINE}"
+    both = _asked("device", "torch", sys.executable, "-W", "ignore", "-c", code)
+    if both.state != OK:
+        return device(), detectron2()
+    gpus, _, version = both.about.partition(_THEN)
+    return _of_gpus(gpus.removesuffix(", ")), Finding(
+        "engine", "detectron2", OK, version.removeprefix(", ")
+    )
+
+
 def device() -> Finding:
     """Report the GPUs that torch sees, from its own process: a broken torch raises nothing here."""
     seen = _asked("device", "torch", sys.executable, "-c", _PROBE)
-    if seen.about:
-        return seen
+    return _of_gpus(seen.about) if seen.state == OK else seen
+
+
+def _of_gpus(gpus: str) -> Finding:
+    if gpus:
+        return Finding("device", "torch", OK, gpus)
     about = "the CPU: demo and small data"
     if platform.system() == "Darwin":
         about = f"{about}; Apple's GPU (mps) is not used, as it has no float64"
     return Finding("device", "torch", OK, about)
 
 
+def _has_detectron2() -> bool:
+    return importlib.util.find_spec("detectron2") is not None
+
+
 def detectron2() -> Finding:
     """Tells whether it is there and imports; it is never imported into this process."""
-    if importlib.util.find_spec("detectron2") is None:
+    if not _has_detectron2():
         builds = "`python -m backbench.detection.build_detectron2` builds it"
         return Finding("engine", "detectron2", MISSING, builds)
-    code = "import detectron2, detectron2._C; print(detectron2.__version__)"
-    return _asked("engine", "detectron2", sys.executable, "-W", "ignore", "-c", code)
+    return _asked("engine", "detectron2", sys.executable, "-W", "ignore", "-c", _ENGINE)
 
 
 def slurm() -> Finding:

@@ -144,12 +144,10 @@ def test_a_report_is_a_line_for_each_part(tmp_path, quick, monkeypatch, capsys):
 @pytest.fixture
 def quick():
     """Without the processes that import torch and Detectron2, which take seconds."""
+    torch = Finding("device", "torch", OK, "the CPU")
     engine = Finding("engine", "detectron2", MISSING, "not built")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            doctor, "device", lambda: Finding("device", "torch", OK, "the CPU")
-        )
-        patch.setattr(doctor, "detectron2", lambda: engine)
+        patch.setattr(doctor, "libraries", lambda: (torch, engine))
         yield
 
 
@@ -165,6 +163,41 @@ def test_doctor_here(tiny_root, capsys):
     for name in ("torch", "digits", "coco", "demo, pretrain", "detect (torchvision)"):
         assert seen[name][0] == OK, name
     assert seen["semisup"] == (OK, "10percent.txt, 1percent.txt")
+
+
+@pytest.mark.parametrize("gpus", ["", "H200 (139 GiB), H200 (139 GiB)"])
+@pytest.mark.parametrize("fails", ["nothing", "torch", "detectron2"])
+def test_torch_and_detectron2_are_asked_together_and_apart_where_one_fails(
+    gpus, fails, monkeypatch
+):
+    asked = []
+
+    def answer(kind, name, *command):
+        words = []
+        for library in ("torch", "detectron2"):
+            if f"import {library}," in command[-1]:
+                words.append(library)
+        asked.append(words)
+        if fails in words:
+            return Finding(kind, name, BROKEN, f"no {fails}")
+        said = {"torch": gpus, "detectron2": "0.6"}
+        mark = ["<detectron2>"] if len(words) == 2 else []
+        told = [said[words[0]], *mark, *(said[word] for word in words[1:])]
+        return Finding(kind, name, OK, ", ".join(filter(None, told)))
+
+    monkeypatch.setattr(doctor, "_asked", answer)
+    monkeypatch.setattr(doctor, "_has_detectron2", lambda: True)
+    torch, engine = doctor.libraries()
+    told = (torch.state, engine.state)
+    assert told == tuple(
+        BROKEN if fails == name else OK for name in ("torch", "detectron2")
+    )
+    if torch.state == OK:
+        assert torch.about == gpus or (not gpus and "the CPU" in torch.about)
+    if engine.state == OK:
+        assert engine.about == "0.6"
+    apart = [["torch"], ["detectron2"]] if fails != "nothing" else []
+    assert asked == [["torch", "detectron2"], *apart]
 
 
 def test_what_is_missing_is_named(tmp_path, quick, monkeypatch, capsys):
