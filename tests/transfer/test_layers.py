@@ -1,7 +1,9 @@
 """The best layer: every cell comes from one pass, val chooses, and scikit-learn agrees."""
 
 import dataclasses
+import functools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,9 +23,11 @@ from backbench.images.preprocess import eval_geometry, to_input
 from backbench.records import layers, predictions
 from backbench.records.store import RESULTS_FILE
 from backbench.stats import paired_differences
+from backbench.transfer import logreg
 from backbench.transfer.features import layer_cells
 from backbench.transfer.features.frozen import FrozenTrunk
-from backbench.transfer.features.layer_cells import LayerCells
+from backbench.transfer.features.layer_cells import LayerCell, LayerCells
+from backbench.transfer.probes import layers as layers_probe
 from backbench.verify import verification
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.timm_trunk import TimmTrunk
@@ -222,6 +226,46 @@ def test_each_head_is_that_of_scikit_learn_alone(noisy, tmp_path, capsys):
     )
     assert main(["verify", str(out)]) == 1
     assert "is not the best of its scores" in capsys.readouterr().out
+
+
+def test_a_layers_scores_follow_from_each_penalty():
+    """Few images of unequal classes: a large penalty knows the largest class, a small one learns the
+    noise, and a hundredfold penalty moves a score by more than 20 of the 300 images."""
+    rng = np.random.default_rng(0)
+    splits = []
+    for count in (60, 300):
+        label = rng.choice(3, count, p=[0.5, 0.3, 0.2])
+        feature = rng.normal(size=(count, 24))
+        feature[:, :3] += 1.5 * np.eye(3)[label]
+        splits.append((feature.astype(np.float32), label))
+    (on_train, train), (on_val, val) = splits
+    penalties = (10, 1, 0.01)
+    task = SimpleNamespace(
+        protocol=SimpleNamespace(l2=penalties, chunk=64),
+        dataset=SimpleNamespace(metric="top1"),
+        splits=SimpleNamespace(train=SimpleNamespace(classes=("a", "b", "c"))),
+    )
+    fit = functools.partial(
+        logreg.fit,
+        classes=3,
+        device=torch.device("cpu"),
+        chunk=64,
+        max_iterations=5000,
+        tolerance=1e-6,
+    )
+    parts = []
+    for feature, label in splits:
+        columns = np.concatenate([np.zeros((len(label), 2)), feature], 1)
+        held = (torch.from_numpy(columns).float(), torch.from_numpy(label))
+        parts.append(layers_probe.LabelledSplit(*held))
+    cell = LayerCell("stage 1", "mean", slice(2, 26))
+    scores = layers_probe._path(task, cell, *parts, fit)
+    wanted = []
+    for l2 in penalties:
+        predicted = by_sklearn(on_train, train, on_val, l2)
+        wanted.append(100 * (predicted == val).mean())
+    assert scores == pytest.approx(wanted, abs=100 / len(val))
+    assert min(abs(np.diff(wanted))) > 20 * 100 / len(val)
 
 
 def test_a_stopped_run_goes_on_and_a_head_is_refused(
