@@ -148,7 +148,8 @@ def hub(tmp_path, monkeypatch):
     Hub.files = {"model.safetensors": file.read_bytes(), "config.json": b"{}"}
     Hub.asked = []
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    # It asks this often, in seconds, whether it should end
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", address)
     template = address + "/{repo_id}/resolve/{revision}/{filename}"
