@@ -30,14 +30,16 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, Literal, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple, Self
 
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, Failed
-from backbench.launch.clusters import Cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.records import AttemptNote, Ledger, Status, StatusName
 from backbench.runs import failures
 from backbench.runs.run_progress import read_progress
+
+if TYPE_CHECKING:
+    from backbench.launch.clusters import Cluster
 
 # Without progress, a job ends that failed this often for the same reason, or for any reasons.
 SAME_REASON = 3
@@ -101,7 +103,7 @@ class Attempt:
         self._status: Status = {"name": self.job.name, "state": "new", "attempts": []}
 
     @classmethod
-    def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
+    def on(cls, cluster: "Cluster", job: Job, ledger: Ledger) -> Self:
         """Make the attempt at a job as this cluster runs it."""
         resources = cluster.resources_for(job)
         return cls(

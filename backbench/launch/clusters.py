@@ -11,14 +11,13 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from backbench.errors import BadInput, nearest
-from backbench.launch.job import LARGEST, Job
+from backbench.launch.job import LARGEST, Job, Kind
 from backbench.launch.slurm_client import Node, nodes
 from backbench.recipes import config
 from backbench.requests.bounds import MOST_PROCESSES, Count, Processes, Workers
 from backbench.tasks import VERBS
 from backbench.untrusted import printable
 
-Kind = Literal["slurm", "local", "debug"]
 Positive = Annotated[float, Interval(gt=0, le=LARGEST)]
 GRID_VERBS = ("pretrain", "import", "export", *VERBS)
 ROWS = ("default", *GRID_VERBS)  # of `resources`

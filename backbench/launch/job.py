@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Interval
 
@@ -15,6 +15,7 @@ from backbench.untrusted import printable
 # No number in a record may be larger than this, which is far beyond any time or count.
 LARGEST = 1e12
 Amount = Annotated[float, Interval(ge=-LARGEST, le=LARGEST)]  # nan is outside as well
+Kind = Literal["slurm", "local", "debug"]  # of a cluster, where jobs run
 # These options decide neither whether a command is refused nor how its run goes.
 _FREE_OPTIONS = ("--seed", "--out", "--checkpoint")
 

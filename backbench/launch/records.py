@@ -30,18 +30,29 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, NotRequired, Required, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Self,
+    TypeVar,
+)
 
 from annotated_types import Interval
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from backbench.errors import BadInput, Failed
 from backbench.launch import locks
-from backbench.launch.clusters import GRID_VERBS, Cluster, Kind
-from backbench.launch.job import LARGEST, Amount, Job
+from backbench.launch.job import LARGEST, Amount, Job, Kind
 from backbench.runs import atomic, failures
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
+
+if TYPE_CHECKING:
+    from backbench.launch.clusters import Cluster
 
 OURS = ".launch"  # below RUNS
 LONGEST_NAME = 2000  # bytes of a job's name, which is a folder's
@@ -114,7 +125,7 @@ class Submission:
     ids: tuple[str, ...] = ()
 
     @classmethod
-    def to(cls, cluster: Cluster, grid: str, uid: str, jobs: Sequence[Job]) -> Self:
+    def to(cls, cluster: "Cluster", grid: str, uid: str, jobs: Sequence[Job]) -> Self:
         """Make the record of jobs that are about to be submitted."""
         return cls(
             uid=uid,
@@ -366,6 +377,9 @@ def _parser_of(cls: Any) -> Callable[[object], Any]:
 
 
 def _parse_submission(data: object, path: Path) -> Submission:
+    # Each attempt is a Python of its own, which reads no submission and needs no list of the tasks
+    from backbench.launch.clusters import GRID_VERBS
+
     control = printable.control_below(data)
     if control:
         key, character = control
