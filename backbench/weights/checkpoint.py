@@ -115,7 +115,7 @@ class Checkpoint:
         for name, tensor in sorted(self.state_dict.items()):
             if tensor.is_floating_point():
                 sha.update(f"{name} {tuple(tensor.shape)}\n".encode())
-                sha.update(tensor.contiguous().numpy().tobytes())
+                sha.update(tensor.contiguous().view(-1).numpy().data)
         return sha.hexdigest()
 
     @property

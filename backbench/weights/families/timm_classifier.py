@@ -34,7 +34,7 @@ class OwnHead(NamedTuple):
         sha = hashlib.sha256()
         for name, tensor in sorted(self.tensors.items()):
             sha.update(name.replace(".", "/").encode())
-            sha.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            sha.update(tensor.detach().cpu().contiguous().view(-1).numpy().data)
         return sha.hexdigest()
 
 
