@@ -274,39 +274,47 @@ OTHERS = ("pretrain", "transfer", "detection", "configs", "tools", "tests")
 
 @pytest.fixture
 def beside_others(tmp_path):
-    """Run `python -m backbench` in a folder of somebody else's packages of our folders' names."""
+    """Where Python looks beside somebody else's packages of our folders' names."""
     for name in OTHERS:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    # Our checkout stands behind the folder, as an installed package does
+    return [str(tmp_path), str(Path(backbench.__file__).parents[1])]
 
-    def run(*words):
-        # Our checkout stands behind the folder, as an installed package does
-        checkout = Path(backbench.__file__).parents[1]
-        path = os.pathsep.join([str(tmp_path), str(checkout)])
-        return subprocess.run(
-            [sys.executable, *map(str, words)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": path},
-            cwd=tmp_path,
-        )
 
-    return run
+# `python -m backbench` in that folder. What a warm Python has of ours already is imported anew
+BESIDE = """
+import json, runpy, sys
+path, others, *words = sys.argv[1:]
+names = ["backbench", *json.loads(others)]
+for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+    del sys.modules[name]
+sys.path[:0] = json.loads(path)
+sys.argv = ["backbench", *words]
+runpy.run_module("backbench", run_name="__main__", alter_sys=True)
+"""
 
 
 def test_a_reading_runs_beside_packages_of_the_same_names(
-    beside_others, tiny_root, trunk
+    beside_others, tiny_root, trunk, python, tmp_path
 ):
+    places = (json.dumps(beside_others), json.dumps(OTHERS))
     words = ("linear", trunk, "--datasets", "digits", "--protocol", "knn_demo")
-    data = ("--data", tiny_root, "--out", "run")
-    done = beside_others("-m", "backbench", *words, *data)
-    assert done.returncode == 0, done.stderr
-    assert "knn-demo-v1" in done.stdout
+    data = ("--data", tiny_root, "--out", tmp_path / "run")
+    status, out, err = python.run(BESIDE, *places, *words, *data)
+    assert status == 0, err
+    assert "knn-demo-v1" in out
 
 
 @pytest.mark.parametrize("name", ["pretrain", "transfer", "detection"])
 def test_python_finds_our_programs_below_backbench(beside_others, name):
-    done = beside_others("-c", f"import backbench.{name} as m; print(m.__file__)")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import backbench.{name} as m; print(m.__file__)"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(beside_others)},
+        cwd=beside_others[0],
+    )
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).resolve().parent.name == name
