@@ -5,6 +5,7 @@ scoring would fail on is refused in one line.
 """
 
 import codecs
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -439,9 +440,13 @@ def _lists(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
 
 
 def _validated(text: bytes, kind: Any) -> CocoFile[CocoObject]:
-    adapter: TypeAdapter[CocoFile[CocoObject]] = TypeAdapter(kind)
     # Programs of Windows put a mark of the byte order first
-    return adapter.validate_json(text.removeprefix(codecs.BOM_UTF8))
+    return _adapter(kind).validate_json(text.removeprefix(codecs.BOM_UTF8))
+
+
+@functools.cache  # each takes longer to make than a short file to read
+def _adapter(kind: Any) -> TypeAdapter[CocoFile[CocoObject]]:
+    return TypeAdapter(kind)
 
 
 def _lacks_a_box(error: ValidationError) -> bool:
