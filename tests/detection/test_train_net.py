@@ -39,6 +39,7 @@ from backbench.weights.families.resnet_trunk import build_backbone
 ROOT = Path(__file__).parent.parent.parent
 SIX = ("SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")
 TWO = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)")
+SMALL_IMAGES = overrides({"INPUT.MIN_SIZE_TRAIN": "(64,)", "INPUT.MIN_SIZE_TEST": 64})
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -234,11 +235,9 @@ def test_as_many_ranks_are_started_as_gpus_are_asked_for(
     monkeypatch.setattr(train_net, "start_ranks", start_ranks)
     words = ["--engine", "torchvision", "--num-gpus", str(gpus), "--checkpoint", x]
     for _ in range(2):
-        detect_here("tiny_faster_rcnn_R_18_FPN", tiny_root, out, *words, *SIX)
+        more = (*words, *SIX, *SMALL_IMAGES)
+        detect_here("tiny_faster_rcnn_R_18_FPN", tiny_root, out, *more)
     assert started == 2 * (["here"] if gpus == 1 else [(gpus, [])])
-
-
-SMALL_IMAGES = overrides({"INPUT.MIN_SIZE_TRAIN": "(64,)", "INPUT.MIN_SIZE_TEST": 64})
 
 
 @pytest.mark.slow

@@ -16,11 +16,13 @@ from backbench.detection.data import own
 from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
 from backbench.errors import BadInput
 
+pytestmark = pytest.mark.usefixtures("one_trunk")
+
 # A detector of seconds
 SMALL = overrides(
     {
         "MODEL.WEIGHTS": "random",
-        "MODEL.TRUNK.ARCH": "resnet18",
+        "MODEL.TRUNK.ARCH": "timm:test_convnext",
         "MODEL.FPN.OUT_CHANNELS": 16,
         "MODEL.ROI_BOX_HEAD.FC_DIM": 16,
         "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": "[8]",
