@@ -1,10 +1,9 @@
-"""A result to write, and a process that writes many: `python records.py RUN FIRST_SEED COUNT`."""
+"""A result to write, and many of them."""
 
 import dataclasses
 import functools
 import hashlib
 import json
-import sys
 
 from backbench.datasets.catalog import DATASETS
 from backbench.recipes import config
@@ -141,8 +140,11 @@ def shipped_recipes():
     return found
 
 
-if __name__ == "__main__":
-    for i in range(int(sys.argv[3])):
-        number = int(sys.argv[2]) * 1000 + i
-        a_row = a_result(seed=number, chosen={"text": "x" * 2000}, provenance={})
-        store.append(sys.argv[1], [a_row])
+def append_many(run, number, count, together):
+    """Append so many long rows, one at a time, with the seeds from 1000 times `number` on; begin when
+    all writers are `together`, a barrier."""
+    together.wait(timeout=300)
+    for i in range(count):
+        seed = 1000 * number + i
+        row = a_result(seed=seed, chosen={"text": "x" * 2000}, provenance={})
+        store.append(run, [row])

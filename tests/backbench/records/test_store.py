@@ -3,11 +3,10 @@
 import errno
 import fcntl
 import json
+import multiprocessing
 import os
 import re
 import resource
-import subprocess
-import sys
 from unittest import mock
 
 import numpy as np
@@ -139,10 +138,17 @@ def test_processes_that_append_to_one_file_lose_and_tear_none(
     tmp_path, processes, each
 ):
     run = tmp_path / "run"
-    command = [sys.executable, records.__file__, str(run)]
-    lines = [[*command, str(n), str(each)] for n in range(processes)]
-    writers = [subprocess.Popen(line, cwd=tmp_path) for line in lines]
-    assert [w.wait(timeout=300) for w in writers] == [0] * processes
+    fork = multiprocessing.get_context("fork")
+    together = fork.Barrier(processes)
+    writers = []
+    for number in range(processes):
+        words = (run, number, each, together)
+        writers.append(fork.Process(target=records.append_many, args=words))
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(timeout=300)
+    assert [writer.exitcode for writer in writers] == [0] * processes
     read, problems = store.read(run)
     assert not problems
     wanted = [n * 1000 + i for n in range(processes) for i in range(each)]
