@@ -4,6 +4,7 @@ follow from kept detections, and are verified."""
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -357,13 +358,33 @@ def detector(root, name, *, spread, seed, task=FASTER_RCNN):
     return run
 
 
+@pytest.fixture(scope="module")
+def two_detectors(tmp_path_factory):
+    """Two detectors of one folder of boxes; tests write to copies."""
+    root = tmp_path_factory.mktemp("two")
+    own_boxes.coco(root / "mine")
+    detector(root, "good", spread=2, seed=1)
+    detector(root, "weak", spread=6, seed=2)
+    return root
+
+
 @pytest.fixture
-def boxes(tmp_path):
-    """Two detectors of one folder of boxes."""
-    own_boxes.coco(tmp_path / "mine")
-    detector(tmp_path, "good", spread=2, seed=1)
-    detector(tmp_path, "weak", spread=6, seed=2)
-    return tmp_path
+def boxes(two_detectors, tmp_path):
+    return shutil.copytree(two_detectors, tmp_path, dirs_exist_ok=True)
+
+
+@pytest.fixture(scope="module")
+def two_explained(two_detectors, tmp_path_factory):
+    """The same with the rows of what errors cost."""
+    root = tmp_path_factory.mktemp("explained")
+    shutil.copytree(two_detectors, root, dirs_exist_ok=True)
+    assert errors(root) == 0
+    return root
+
+
+@pytest.fixture
+def explained(two_explained, tmp_path):
+    return shutil.copytree(two_explained, tmp_path, dirs_exist_ok=True)
 
 
 def costs_below(root):
@@ -422,10 +443,9 @@ def test_an_ap_at_other_overlaps_is_not_what_errors_cost(boxes):
     assert len(costs_below(boxes)) == 2 * len(ap_errors.ERRORS)
 
 
-def test_merged_records_need_no_boxes(boxes, capsys):
-    assert errors(boxes) == 0
-    merged = boxes / "merged"
-    assert main(["merge", f"lab={boxes / 'runs'}", "--out", str(merged)]) == 0
+def test_merged_records_need_no_boxes(explained, capsys):
+    merged = explained / "merged"
+    assert main(["merge", f"lab={explained / 'runs'}", "--out", str(merged)]) == 0
     capsys.readouterr()
     assert main(["verify", str(merged)]) == 0
     assert "16 level 2" in capsys.readouterr().out
@@ -471,25 +491,23 @@ def without_objects(arrays):
         (without_objects, "has no object"),
     ],
 )
-def test_a_forged_file_is_named(boxes, capsys, change, why):
-    assert errors(boxes) == 0
-    forged(boxes / "runs" / "good", change)
+def test_a_forged_file_is_named(explained, capsys, change, why):
+    forged(explained / "runs" / "good", change)
     predictions._latest.held.clear()
     capsys.readouterr()
-    assert main(["verify", str(boxes / "runs")]) == EXIT_FAILED
+    assert main(["verify", str(explained / "runs")]) == EXIT_FAILED
     assert why in capsys.readouterr().out
 
 
-def test_a_row_with_another_value_is_named(boxes, capsys):
-    assert errors(boxes) == 0
-    file = boxes / "runs" / "good" / "results.jsonl"
+def test_a_row_with_another_value_is_named(explained, capsys):
+    file = explained / "runs" / "good" / "results.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         if line["metric"] == "bbox_location":
             line["value"] += 0.5
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     capsys.readouterr()
-    assert main(["verify", str(boxes / "runs")]) == EXIT_FAILED
+    assert main(["verify", str(explained / "runs")]) == EXIT_FAILED
     assert "its detections give" in capsys.readouterr().out
 
 
