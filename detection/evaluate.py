@@ -10,6 +10,7 @@ import contextlib
 import copy
 import importlib.metadata
 import io
+import itertools
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -448,7 +449,7 @@ def weighted_ap(
     all areas and the largest number of detections. `ev` is left with the matching of the last
     category.
     """
-    whole = weights.numpy().astype(np.int32)
+    whole = np.asfortranarray(weights.numpy(), np.int32)
     image = np.array([row["image_id"] for row in rows])
     label = np.array([row["category_id"] for row in rows])
     score = np.array([row["score"] for row in rows])
@@ -457,7 +458,7 @@ def weighted_ap(
     ev.params.area_rng = ev.params.area_rng[:1]
     ev.params.area_rng_lbl = ["all"]
     # APs of draws are numpy's work, which threads share; the next category is matched meanwhile.
-    jobs: list[tuple[Tensor, Future[np.ndarray]]] = []
+    jobs: list[tuple[np.ndarray, Future[np.ndarray]]] = []
     with ThreadPoolExecutor(min(MOST_THREADS, loading.cores())) as pool:
         for category in range(1, 1 + categories):
             mine = label == category
@@ -465,15 +466,15 @@ def weighted_ap(
                 ev, category, image[mine], score[mine], weights.shape[1]
             )
             # A category counts in the draws that have ground truth of it.
-            has_truth = weights @ torch.from_numpy(ranked.truths) > 0
+            has_truth = coco_ap.objects_of(ranked.truths, whole) > 0
             if has_truth.any():
                 jobs.append((has_truth, pool.submit(coco_ap.aps, ranked, whole)))
-    total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
-    counted = torch.zeros(len(weights), 1, dtype=torch.float64)
+    total = np.zeros((len(weights), len(ev.params.iou_thrs)))
+    counted = np.zeros((len(weights), 1))
     for has_truth, aps in jobs:
         counted[has_truth] += 1
-        total[has_truth] += torch.from_numpy(aps.result())[has_truth]
-    return total / counted.masked_fill(counted == 0, float("nan"))
+        total[has_truth] += aps.result()[has_truth]
+    return torch.from_numpy(total / np.where(counted > 0, counted, np.nan))
 
 
 def ranked_detections(
@@ -535,5 +536,6 @@ def _side_by_side(
     """Join the (T, d) lists of all images into one bool array (T, sum of d)."""
     rows = []
     for t in range(thresholds):
-        rows.append([value for of_image in lists for value in of_image[t]])
-    return np.array(rows, np.int64).reshape(thresholds, -1) != 0
+        values = itertools.chain.from_iterable([of_image[t] for of_image in lists])
+        rows.append(np.fromiter(values, bool))
+    return np.stack(rows)

@@ -59,7 +59,7 @@ def costs(outcomes: Outcomes, counts: np.ndarray) -> dict[str, np.ndarray]:
 
     `counts` (draws, images) says how often a draw has each image. A cost is never negative, as in
     TIDE: what mending takes away is the rounding of recalls. It is NaN in a draw without objects."""
-    weights = np.ascontiguousarray(counts, dtype=np.int32)
+    weights = np.asfortranarray(counts, dtype=np.int32)
     before = _ap50(outcomes, HIT, weights)
     found = {}
     for name, kind in ERRORS.items():
@@ -93,7 +93,7 @@ def _ap50(o: Outcomes, mended: int, weights: np.ndarray) -> np.ndarray:
     for one in np.unique(o.object_category):
         mine = o.object_category == one
         objects = _by_image(o, mine)
-        has_objects = weights @ objects > 0
+        has_objects = coco_ap.objects_of(objects, weights) > 0
         if mended == MISSED:
             objects = _by_image(o, mine & (o.object_missed == 0))
         of_class = counted & (category == one)

@@ -1,22 +1,24 @@
 """Computes COCO's AP of many bootstrap draws of the images, from which intervals follow.
 
 Detections are matched within an image, so the matching need not be repeated: a draw counts an
-image's detections as often as it has the image. Precision rises at a hit and falls between two, so
-it is needed at the hits alone, a few in a hundred detections. How many detections stand above a hit
-is counted once for all thresholds of overlap, whose few ignored detections are then subtracted. All
-counts are whole numbers, whose sum no order changes. A draw's AP is therefore, bit by bit, what
-COCOeval.accumulate would compute from all its detections (benchmarks/ap_intervals.txt), as long as
-no image that the draw has twice has two detections of one category and one score. COCOeval ranks
-the copies of such an image one behind the other; here both copies of the first detection come
-before the second.
+image's detections as often as it has the image. Precision rises from hit to hit until a miss, so it
+is needed at the last hit of such a run alone, however often a draw has each of them: that precision
+is the best from any hit of the run on, and a recall that is reached within the run is reached at its
+end. How many detections stand above is counted once for all thresholds of overlap, whose few ignored
+detections are then subtracted. All counts are whole numbers, whose sum no order changes, and rounding
+keeps the order of quotients. A draw's AP is therefore, bit by bit, what COCOeval.accumulate would
+compute from all its detections (benchmarks/ap_intervals.txt), as long as no image that the draw has
+twice has two detections of one category and one score. COCOeval ranks the copies of such an image one
+behind the other; here both copies of the first detection come before the second.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-# Counts held at once, of draws times detections: 8 MB an array
-BLOCK = 1_000_000
+# Counts held at once, of draws times ends of runs: 16 MB an array
+BLOCK = 4_000_000
 # COCOeval has numpy's linspace, too. torch's differs in the last bit, and then a recall of 0.35 is
 # read off at another hit.
 RECALLS = np.linspace(0, 1, 101)
@@ -32,58 +34,101 @@ class RankedDetections:
     truths: np.ndarray  # (N,) float64: how many objects of each image count
 
 
+def objects_of(truths: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Count the objects of each draw, (draws,), from those of each image (N,).
+
+    `weights` (draws, N) says how often a draw has each image."""
+    # Not by BLAS, whose threads would stand in the way of the caller's
+    images = np.flatnonzero(truths)
+    bounds = np.array([0, len(images)])
+    return _sparse_product(truths[images], images, bounds, weights)[:, 0]
+
+
+def _sparse_product(
+    values: np.ndarray, images: np.ndarray, bounds: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Add up, for each draw and each of n rows, the weights of the row's images times their values:
+    (b, n).
+
+    Row i has the `values` and `images` from bounds[i] to bounds[i + 1]; `weights` are (b, N)."""
+    # A board knows of this file, and is read without scipy
+    from scipy import sparse
+
+    shape = (len(bounds) - 1, weights.shape[1])
+    rows = sparse.csr_array((values.astype(weights.dtype), images, bounds), shape=shape)
+    return np.ascontiguousarray((rows @ weights.T).T)
+
+
 def aps(ranked: RankedDetections, weights: np.ndarray) -> np.ndarray:
     """Compute one category's AP, from 0 to 1, of each draw at each threshold: (draws, T).
 
     `weights` (draws, N) says how often a draw has each image, in whole numbers; counts are held in
-    their type, and those of 32 bits are faster. The AP of a draw without any object is meaningless; the
-    caller must leave it out.
+    their type, and those of 32 bits are faster, as is order "F". The AP of a draw without any object
+    is meaningless; the caller must leave it out.
     """
+    ends = []
+    for hit, miss in zip(ranked.hit, ranked.miss, strict=True):
+        ends.append(_ends_of_runs(hit, miss))
     draws = len(weights)
-    out = np.zeros((draws, len(ranked.hit)))
-    at_once = max(1, BLOCK // max(1, len(ranked.image)))
+    out = np.zeros((draws, len(ends)))
+    at_once = max(1, BLOCK // max(1, sum(map(len, ends))))
     for start in range(0, draws, at_once):
         block = slice(start, start + at_once)
-        out[block] = _aps_of_block(ranked, weights[block])
+        out[block] = _aps_of_block(ranked, ends, np.asfortranarray(weights[block]))
     return out
 
 
-def _aps_of_block(ranked: RankedDetections, weights: np.ndarray) -> np.ndarray:
-    """Compute the APs of b draws, (b, T), from their weights (b, N)."""
-    images = np.flatnonzero(ranked.truths)
-    needed = _hits_needed(weights.take(images, axis=1) @ ranked.truths[images])
-    # How often a draw has each detection, and how many it has down to each that is a hit at some
-    # threshold, ignored ones included
-    times = weights.take(ranked.image, axis=1)
-    some_hit = np.flatnonzero(ranked.hit.any(0))
-    times_hit = times.take(some_hit, axis=1)
-    detections = _summed(times).take(some_hit, axis=1)
+def _ends_of_runs(hit: np.ndarray, miss: np.ndarray) -> np.ndarray:
+    """Return the index of the last hit of each run of hits without a miss between them."""
+    counted = np.flatnonzero(hit | miss)
+    last = hit[counted]
+    last[:-1] &= miss[counted[1:]]
+    return counted[last]
+
+
+def _aps_of_block(
+    ranked: RankedDetections, ends: Sequence[np.ndarray], weights: np.ndarray
+) -> np.ndarray:
+    """Compute the APs of b draws, (b, T), from their weights (b, N).
+
+    `ends` are, for each threshold, the indices of the detections that end a run of hits."""
+    # 1. How often a draw has the detections down to each end of some threshold, ignored ones
+    #    included, and the hits down to each end of a threshold
+    some_end = np.unique(np.concatenate(ends))
+    everything = np.arange(len(ranked.image))
+    detections = _counted(everything, some_end, ranked.image, weights)
+    trues = []
+    for hit, of_threshold in zip(ranked.hit, ends, strict=True):
+        hits = np.flatnonzero(hit)
+        trues.append(_counted(hits, of_threshold, ranked.image, weights))
+    # 2. The recalls that so many hits reach
+    needed = _hits_needed(objects_of(ranked.truths, weights))
+    most = max(int(true[:, -1:].max(initial=0)) for true in trues)
+    reached = _recalls_reached(needed, most)
+    # 3. Precision and AP at each threshold
     of_thresholds = []
-    for hit, miss in zip(ranked.hit, ranked.miss, strict=True):
-        hits = np.flatnonzero(hit[some_hit])
-        counted = detections.take(hits, axis=1)
-        ignored = np.flatnonzero(~(hit | miss))
+    for t, true in enumerate(trues):
+        counted = detections.take(np.searchsorted(some_end, ends[t]), axis=1)
+        ignored = np.flatnonzero(~(ranked.hit[t] | ranked.miss[t]))
         if len(ignored):
-            counted -= _above(some_hit[hits], ignored, times)
-        true = _summed(times_hit.take(hits, axis=1))
-        of_thresholds.append(_average_precision(true, counted, needed))
+            counted -= _counted(ignored, ends[t], ranked.image, weights)
+        of_thresholds.append(_average_precision(true, counted, reached))
     return np.stack(of_thresholds, 1)
 
 
-def _summed(counts: np.ndarray) -> np.ndarray:
-    """Add up the counts (b, n) of each draw from the first on, in their type; numpy would widen it."""
-    sums: np.ndarray = counts.cumsum(1, dtype=counts.dtype)
-    return sums
+def _counted(
+    chosen: np.ndarray, ends: np.ndarray, image: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Count how often each draw has the chosen detections down to each of n ends: (b, n).
 
-
-def _above(hits: np.ndarray, ignored: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Count the ignored detections that rank above each of h hits, in b draws: (b, h).
-
-    `hits` and `ignored` are indices of detections; `times` (b, D) is how often a draw has each.
-    """
-    counts = np.zeros((len(times), len(ignored) + 1), times.dtype)
-    counts[:, 1:] = _summed(times.take(ignored, axis=1))
-    return counts.take(np.searchsorted(ignored, hits), axis=1)
+    `chosen` and `ends`, which are included, are rising indices of detections; `image` (D,) is where
+    each detection is, and `weights` (b, N) says how often a draw has each image."""
+    bounds = np.zeros(len(ends) + 1, np.intp)
+    bounds[1:] = np.searchsorted(chosen, ends, side="right")
+    images = image[chosen[: bounds[-1]]]
+    # A row for each end has a 1 for each chosen detection since the end before
+    since_last = _sparse_product(np.ones(len(images)), images, bounds, weights)
+    return since_last.cumsum(1, dtype=since_last.dtype)
 
 
 def _hits_needed(objects: np.ndarray) -> np.ndarray:
@@ -99,38 +144,39 @@ def _hits_needed(objects: np.ndarray) -> np.ndarray:
     return np.maximum(least, 1).astype(np.intp)
 
 
-def _average_precision(
-    true: np.ndarray, counted: np.ndarray, needed: np.ndarray
-) -> np.ndarray:
-    """Compute the AP of each draw, (b,), from its h hits, the surest first.
+def _recalls_reached(needed: np.ndarray, most: int) -> np.ndarray:
+    """Count the recalls that each number of hits reaches, from none to `most`: (b, most + 1).
 
-    `true` and `counted` (b, h) are how many hits, and how many detections, a draw has down to each
-    hit, itself included; `needed` (b, 101) is how many hits reach each recall.
-    """
-    b, h = true.shape
-    if h == 0:
-        return np.zeros(b)
-    # 1. Precision after each hit, one draw behind the other, and a 0 at the end
-    precision = np.zeros(b * h + 1)
-    np.divide(true, counted + np.spacing(1), out=precision[:-1].reshape(b, h))
-    # 2. Where each recall is reached first. Before it stand all hits of the draws before, and as
-    #    many of its own as have fewer hits down to them than are needed.
-    total = true[:, -1:]
-    width = int(total.max()) + 1
-    draw = np.arange(b)[:, None]
-    with_count = np.bincount((true + draw * width).reshape(-1), minlength=b * width)
-    before = with_count.cumsum().reshape(b, width)
-    reached = needed <= total
-    first = np.where(
-        reached, before[draw, np.minimum(needed, width) - 1], (draw + 1) * h
+    `needed` (b, 101) is how many hits reach each recall."""
+    # Of what more hits than the most would reach, one more column takes account
+    b, width = len(needed), most + 2
+    of_draw = np.arange(b)[:, None] * width
+    first = np.bincount(
+        (np.minimum(needed, most + 1) + of_draw).reshape(-1), minlength=b * width
     )
-    # 3. The best precision from one recall to the next, then that at a recall or a larger one. From
-    #    the last recall of a draw to the first of the next come only hits that the next draw lacks,
-    #    whose precision is 0.
-    best = np.maximum.reduceat(precision, first.reshape(-1)).reshape(first.shape)
-    best[~reached] = 0
-    upwards = best[:, ::-1]
+    reached: np.ndarray = first.reshape(b, width)[:, :-1].cumsum(1)
+    return reached
+
+
+def _average_precision(
+    true: np.ndarray, counted: np.ndarray, reached: np.ndarray
+) -> np.ndarray:
+    """Compute the AP of each draw, (b,), from its n runs of hits, the surest first.
+
+    `true` and `counted` (b, n) are how many hits, and how many detections, a draw has down to the end
+    of each run; `reached` (b, most + 1) is how many recalls so many hits reach.
+    """
+    b, width = reached.shape
+    draw = np.arange(b)[:, None]
+    precision = true / (counted + np.spacing(1))
+    # 1. The best precision where so many recalls, from none to all, are reached
+    recalls = reached.reshape(-1).take(true + draw * width)
+    recalls += draw * (1 + len(RECALLS))
+    best = np.zeros((b, 1 + len(RECALLS)))
+    np.maximum.at(best.reshape(-1), recalls.reshape(-1), precision.reshape(-1))
+    # 2. That at a recall or a larger one, and the mean over the 101 recalls; 0 where one is not
+    #    reached
+    upwards = best[:, :0:-1]
     np.maximum.accumulate(upwards, axis=1, out=upwards)
-    # 4. The mean over the 101 recalls; 0 where a recall is not reached
-    of_each: np.ndarray = best.mean(1)
+    of_each: np.ndarray = best[:, 1:].mean(1)
     return of_each
