@@ -149,6 +149,39 @@ def test_the_same_files_are_compared_once(three, monkeypatch):
             refuse_shared(found)
 
 
+@pytest.mark.parametrize(
+    "change", ["size", "time", "added", "removed", "renamed", "relabelled"]
+)
+def test_after_every_change_files_are_compared_anew(three, monkeypatch, change):
+    read = []
+    ends = ImageList.ends
+
+    def noted(images, index):
+        read.append(images.file(index))
+        return ends(images, index)
+
+    monkeypatch.setattr(ImageList, "ends", noted)
+    refuse_shared(three)
+    read.clear()
+    refuse_shared(three)
+    assert not read
+    file = three.train.file(2)
+    if change == "size":
+        file.write_bytes(b"longer than it was")
+    elif change == "time":
+        file.write_bytes(file.read_bytes())
+    elif change == "added":
+        file.with_name("9.png").write_bytes(b"train a9")
+    elif change == "removed":
+        file.unlink()
+    elif change == "renamed":
+        file.rename(file.with_name("9.png"))
+    else:
+        file.rename(three.train.root / "b" / "9.png")
+    refuse_shared(replace(three, train=scan_folder(three.train.root)))
+    assert read
+
+
 def test_a_cache_that_cannot_be_written_only_costs_time(three, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "file"))
