@@ -105,14 +105,15 @@ def _joined_paths(a: ImageList, b: ImageList) -> tuple[Path, list[str]]:
 
 def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
     """Return label -> indices of its images, in a fixed shuffled order: by sha256 of 'seed path'."""
-    # The path decides between equal hashes, which there will never be; the index is never compared
-    groups: dict[int, list[tuple[bytes, str, int]]] = defaultdict(list)
-    for index, (path, label) in enumerate(zip(images.paths, images.labels)):
-        rank = hashlib.sha256(f"{seed} {path}".encode()).digest()
-        groups[label].append((rank, path, index))
+    hashed = [
+        hashlib.sha256(f"{seed} {path}".encode()).digest() for path in images.paths
+    ]
+    groups: dict[int, list[int]] = defaultdict(list)
+    for index, label in enumerate(images.labels):
+        groups[label].append(index)
     out = {}
-    for label, rows in sorted(groups.items()):
-        out[label] = [index for _, _, index in sorted(rows)]
+    for label, indices in sorted(groups.items()):
+        out[label] = sorted(indices, key=hashed.__getitem__)
     return out
 
 
