@@ -148,7 +148,7 @@ def _recalls_reached(needed: np.ndarray, most: int) -> np.ndarray:
     """Count the recalls that each number of hits reaches, from none to `most`: (b, most + 1).
 
     `needed` (b, 101) is how many hits reach each recall."""
-    # Of what more hits than the most would reach, one more column takes account
+    # Recalls that need more than `most` hits fall into one more column, which is left out
     b, width = len(needed), most + 2
     of_draw = np.arange(b)[:, None] * width
     first = np.bincount(
