@@ -36,10 +36,11 @@ from backbench.errors import BadInput
 from backbench.images.decoding import opened, readable, upright_size
 from backbench.images.file_names import is_image
 from backbench.images.folder_walk import subfolders
-from backbench.untrusted import printable, yamls
+from backbench.untrusted import opening, printable, yamls
 
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
 NAME_FILES = ("classes.txt", "obj.names")
+LARGEST_DESCRIPTION = opening.MEGABYTE
 # Darknet is started from above the folder, which it calls so
 DARKNETS = "data/"
 # A coordinate may leave the image by this share of its side: exporters round
@@ -113,8 +114,12 @@ def _described_for_darknet(base: Path) -> tuple[Path, Mapping[str, Any]] | None:
     words of data.yaml."""
     found = []
     for file in files_in(base, ".data"):
+        try:
+            lines = read_text(file, most=LARGEST_DESCRIPTION).splitlines()
+        except BadInput:  # other programs' numbers are called so, too
+            continue
         about: dict[str, Any] = {}
-        for line in read_text(file, most=LARGEST_LIST).splitlines():
+        for line in lines:
             key, equals, value = line.partition("#")[0].partition("=")
             if equals:
                 about[key.strip()] = value.strip()

@@ -1,5 +1,7 @@
 """Folders in YOLO's format: where images and labels lie, what data.yaml says, and each line by hand."""
 
+import shutil
+
 import pytest
 from PIL import Image
 
@@ -122,6 +124,20 @@ def test_darknets_description_is_read_as_cvat_writes_it(folder, above):
         "train": [("obj_train_data/a.png", "a.txt"), ("obj_train_data/b.png", "b.txt")],
         "val": [("obj_valid_data/c.png", "c.txt")],
     }
+
+
+@pytest.mark.parametrize(
+    "content", [bytes(range(256)), b"5.1,3.5\n" * 10, b"a = b", b"x" * 2**21]
+)
+def test_numbers_called_data_describe_no_boxes(folder, content):
+    base = folder({"images/a.png": "", "labels/a.txt": BOX, CLASSES: "cat\n"})
+    (base / "iris.data").write_bytes(content)
+    assert pictures(base) == {"": [("images/a.png", "a.txt")]}
+    plain = folder({"cat/a.png": "", "dog/a.png": ""})
+    (plain / "iris.data").write_bytes(content)
+    (plain / CLASSES).unlink()
+    shutil.rmtree(plain / "labels")
+    assert yolo_text.find(plain) is None
 
 
 def darknet(text):
