@@ -137,7 +137,8 @@ def _described_for_darknet(base: Path) -> tuple[Path, Mapping[str, Any]] | None:
         raise BadInput(f"{file}: names is no file; write `names = obj.names`")
     about["names"] = list(_listed_names(names).values())
     count = about.get("classes", "")
-    about["nc"] = int(count) if count.isdecimal() else None
+    # No number of classes has ten digits, and Python reads no number of thousands
+    about["nc"] = int(count[:10]) if count.isdecimal() else None
     return file, about
 
 

@@ -187,6 +187,10 @@ def yaml(text):
             "obj.data: says 2 classes, but 1 names are there",
         ),
         (
+            darknet(f"classes = {'9' * 5000}\nnames = obj.names\ntrain = train.txt"),
+            "obj.data: says 9999999999 classes, but 1 names are there",
+        ),
+        (
             {**darknet("names = obj.names"), "b.data": "names = obj.names"},
             "b.data and obj.data both name classes",
         ),
