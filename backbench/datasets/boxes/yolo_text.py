@@ -102,6 +102,13 @@ def _described(base: Path) -> tuple[Path, Mapping[str, Any]] | None:
             continue
         if isinstance(about, dict) and ("names" in about or file.stem == "data"):
             found.append((file, about))
+    return _only(found, base)
+
+
+def _only(
+    found: Sequence[tuple[Path, Mapping[str, Any]]], base: Path
+) -> tuple[Path, Mapping[str, Any]] | None:
+    """Return the one description of a folder; None where there is none. BadInput names two."""
     if len(found) > 1:
         raise BadInput(
             f"{base}: {found[0][0].name} and {found[1][0].name} both name classes; move one away"
@@ -125,21 +132,21 @@ def _described_for_darknet(base: Path) -> tuple[Path, Mapping[str, Any]] | None:
                 about[key.strip()] = value.strip()
         if "names" in about:
             found.append((file, about))
-    if not found:
+    only = _only(found, base)
+    if only is None:
         return None
-    if len(found) > 1:
-        raise BadInput(
-            f"{base}: {found[0][0].name} and {found[1][0].name} both name classes; move one away"
-        )
-    file, about = found[0]
-    names = _placed(about["names"], about, file, base)
+    file, stated = only
+    names = _placed(stated["names"], stated, file, base)
     if not names.is_file():
         raise BadInput(f"{file}: names is no file; write `names = obj.names`")
-    about["names"] = list(_listed_names(names).values())
-    count = about.get("classes", "")
-    # No number of classes has ten digits, and Python reads no number of thousands
-    about["nc"] = int(count[:10]) if count.isdecimal() else None
-    return file, about
+    count = stated.get("classes", "")
+    in_words_of_yaml = {
+        **stated,
+        "names": list(_listed_names(names).values()),
+        # No number of classes has ten digits, and Python reads no number of thousands
+        "nc": int(count[:10]) if count.isdecimal() else None,
+    }
+    return file, in_words_of_yaml
 
 
 def _names_of(names: object, file: Path, count: object) -> dict[int, str]:
