@@ -133,10 +133,11 @@ class Listing:
             return [self.base / name for name in fnmatch.filter(named, first)]
         matches: list[Path] = []
         for folder in fnmatch.filter(self.folders, first):
-            # A thousand class folders are not searched for the one name
+            # The files lie in the folder itself, or in its folder called as the word, which few of a
+            # thousand class folders have. The pattern's last part is that of their names
             place = f"{folder}/{word}" if pattern == _ANY_FOLDER else folder
-            last = below.rpartition("/")[2]
-            for name in fnmatch.filter(self._names_in(place), last):
+            of_names = below.rpartition("/")[2]
+            for name in fnmatch.filter(self._names_in(place), of_names):
                 matches.append(self.base / place / name)
         return matches
 
