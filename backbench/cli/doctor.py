@@ -133,18 +133,19 @@ _THEN = "<detectron2>"  # stands between what the two print
 
 
 def libraries() -> tuple[Finding, Finding]:
-    """Return what `device` and `detectron2` do, from one process, as to import torch takes most of
-    both; where that process fails, from one for each."""
+    """Return the findings of `device` and `detectron2`, asked in one process: both import torch, which
+    takes most of their time. Where that process fails, each is asked in its own."""
     if not _has_detectron2():
         return device(), detectron2()
     code = f"{_PROBE}print({_THEN!r}){_ENGINE}"
     both = _asked("device", "torch", sys.executable, "-W", "ignore", "-c", code)
     if both.state != OK:
         return device(), detectron2()
+    # Lines that were printed are joined by commas
     gpus, _, version = both.about.partition(_THEN)
-    return _of_gpus(gpus.removesuffix(", ")), Finding(
-        "engine", "detectron2", OK, version.removeprefix(", ")
-    )
+    torch = _of_gpus(gpus.removesuffix(", "))
+    engine = Finding("engine", "detectron2", OK, version.removeprefix(", "))
+    return torch, engine
 
 
 def device() -> Finding:
@@ -154,6 +155,7 @@ def device() -> Finding:
 
 
 def _of_gpus(gpus: str) -> Finding:
+    """Say which GPUs torch has seen, or that there is the CPU alone."""
     if gpus:
         return Finding("device", "torch", OK, gpus)
     about = "the CPU: demo and small data"
