@@ -44,6 +44,13 @@ def test_the_page_names_what_grows_faster_than_its_work(growth, tmp_path):
     assert (tmp_path / "growth.svg").read_text().count("CPU s") == 2
 
 
+def test_the_turn_with_the_fewest_seconds_stands(growth, tmp_path, monkeypatch):
+    turns = iter([points((10, 3.0))[10], points((10, 2.0))[10]])
+    monkeypatch.setattr(growth, "measure_once", lambda *_: next(turns))
+    assert growth.measure("jobs", 10, tmp_path)["seconds"] == 2
+    assert next(turns, None) is None
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
     [
