@@ -27,7 +27,7 @@ DRAWING = HOME / "docs" / "growth.svg"
 STEEP = 1.15  # an exponent above it is named on the page
 TURNS = 2  # of each size; the fastest stands, as whatever else a machine does only adds
 NOTE = (
-    "The first start on a class folder of your own reads the ends of the files whose size train and"
+    "A first start on a class folder of your own reads the ends of the files whose size train and"
     " test share. The more files, the more of them share one, so it grows faster until nearly all do;"
     " from then on each file is read once. The second start reads none. It runs in the process of the"
     " first, whose memory it uses again."
@@ -217,7 +217,10 @@ WORKS = {
         "Start on it again", "images", (1000, 10_000, 100_000, 1_000_000), second_start
     ),
     "classes": Growing(
-        "Start, 10 images a class", "classes", (10, 100, 1000, 10_000), classes
+        "First start, 10 images a class",
+        "classes",
+        (10, 100, 1000, 10_000),
+        classes,
     ),
     "results": Growing(
         "Collect a leaderboard", "results", (100, 1000, 10_000, 100_000), results
