@@ -20,6 +20,8 @@ from backbench.weights.undrawn import Undrawn
 
 WEIGHTS = "timm_weights"  # a key of the provenance; its value is NAME.TAG
 CLASSES = 1000
+# Of a ResNet's features, by its kind of block
+WIDTH = {"BasicBlock": 512, "Bottleneck": 2048}
 
 
 class OwnHead(NamedTuple):
@@ -41,15 +43,31 @@ class OwnHead(NamedTuple):
 def own_head(checkpoint: Checkpoint) -> OwnHead | None:
     """Return the whole classifier that the checkpoint kept; None for none."""
     arch = checkpoint.arch
-    is_timms = arch.startswith(PREFIX)
-    if not is_timms and (arch not in ARCHS or checkpoint.stem != "imagenet"):
+    if arch in ARCHS and checkpoint.stem == "imagenet":
+        return _fc_of_resnet(checkpoint)
+    if not arch.startswith(PREFIX):
         return None
-    timms = arch if is_timms else PREFIX + arch
-    found = file_classifier.found(timms, "", checkpoint.heads, ())
+    found = file_classifier.found(arch, "", checkpoint.heads, ())
     if found is None or any(key != name for key, name in found.names.items()):
         return None
     tensors = {name: checkpoint.heads[name] for name in found.names}
     return OwnHead(found.classes, tensors)
+
+
+def _fc_of_resnet(checkpoint: Checkpoint) -> OwnHead | None:
+    """Return the fc that a ResNet has in timm as in torchvision; None for none of its shape.
+
+    Neither library is asked: to import them takes longer than all the rest of reading a file."""
+    heads = checkpoint.heads
+    if "fc.weight" not in heads or "fc.bias" not in heads:
+        return None
+    weight, bias = heads["fc.weight"], heads["fc.bias"]
+    classes = bias.numel()
+    block, _ = ARCHS[checkpoint.arch]
+    one_layer = bias.shape == (classes,) and weight.shape == (classes, WIDTH[block])
+    if classes == 0 or not one_layer:
+        return None
+    return OwnHead(classes, {"fc.weight": weight, "fc.bias": bias})
 
 
 def classifier(checkpoint: Checkpoint) -> tuple[nn.Module, OwnHead]:

@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from support import boards
+from support.foreign_fixtures import known_resnet
 from support.layouts import trunk_file
 
 from backbench.__main__ import wait_without_spinning
@@ -49,10 +51,13 @@ def test_help_imports_nothing_heavy():
 QUICK = """
 import sys
 from backbench.cli import program
-assert program.main(['inspect', sys.argv[1]]) == 0
-data = ['--datasets', 'digits', '--data', sys.argv[2], '--workers', '0']
-assert program.main(['linear', sys.argv[1], '--protocol', 'knn_demo', *data, '--out', sys.argv[3]]) == 0
-print(sorted({'torchvision', 'torch._dynamo', 'sklearn'} & set(sys.modules)))
+trunk, tiny_root, out, *theirs = sys.argv[1:]
+assert program.main(['inspect', trunk]) == 0
+data = ['--datasets', 'digits', '--data', tiny_root, '--workers', '0']
+assert program.main(['linear', trunk, '--protocol', 'knn_demo', *data, '--out', out]) == 0
+for file in theirs:
+    assert program.main(['import', file, '--out', file + '.safetensors']) == 0
+print(sorted({'torchvision', 'timm', 'torch._dynamo', 'sklearn'} & set(sys.modules)))
 """
 
 
@@ -61,8 +66,22 @@ def test_a_resnets_verbs_start_without_torchvision_and_torchs_compiler(
 ):
     """Each takes as long to import as torch itself."""
     file = trunk_file(tmp_path / "r18.safetensors", 0)
-    status, out, err = python.run(QUICK, file, tiny_root, tmp_path / "out")
+    # Files of others, with a projector and with a classifier
+    state = known_resnet("resnet18").state_dict()
+    torch.save(state, tmp_path / "fc.pth")
+    moco = {}
+    for key, tensor in state.items():
+        if key.startswith("fc."):
+            moco[key.replace("fc.", "module.encoder_q.fc.0.")] = tensor
+            moco[key.replace("fc.", "module.encoder_q.fc.2.")] = tensor
+        else:
+            moco[f"module.encoder_q.{key}"] = tensor
+    torch.save({"state_dict": moco}, tmp_path / "moco.pth")
+    theirs = [tmp_path / "fc.pth", tmp_path / "moco.pth"]
+    status, out, err = python.run(QUICK, file, tiny_root, tmp_path / "out", *theirs)
     assert status == 0, err
+    assert "its classifier of 1000 classes comes along (fc.weight, fc.bias" in out
+    assert "beside the trunk encoder_q.fc.0.weight" in out
     assert out.splitlines()[-1] == "[]"
 
 

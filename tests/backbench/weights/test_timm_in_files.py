@@ -458,6 +458,15 @@ def test_an_own_head_has_the_models_names_and_all_its_tensors():
     for arch, stem in (("resnet18", "conv3"), ("resnet18,width=0.5", "imagenet")):
         other = checkpoint(arch, of_resnet, stem=stem)
         assert timm_classifier.own_head(other) is None
+    for no_fc in (
+        linear("fc", width=2048),
+        linear("fc", bias=False),
+        linear("fc.0", width=512),
+        linear("fc", classes=0, width=512),
+        of_resnet | {"fc.bias": torch.empty(8, device="meta")},
+    ):
+        assert timm_classifier.own_head(checkpoint("resnet18", no_fc)) is None
+    assert timm_classifier.own_head(checkpoint("resnet50", linear("fc", width=2048)))
     tensors = {"head.weight": torch.ones(2, 3), "head.bias": torch.zeros(2)}
     content = (
         b"head/bias"
