@@ -47,6 +47,9 @@ def read(base: Path, task: DetectionTask) -> tuple[Split, Split]:
         *first, test = _parts(boxes, [*trained, scored], task)
         for part in first:
             _refuse_empty(part, "trained on")
+            _refuse_unlike_classes(part, test)
+        # Label programs number the classes of each file anew, so names alone say which are alike
+        first = [replace(part, ids=test.ids) for part in first]
         train = first[0] if len(first) == 1 else join(first)
         refuse_unlike_keypoints(train, test)
     _refuse_empty(test, "scored")
@@ -61,6 +64,18 @@ def _refuse_empty(split: Split, use: str) -> None:
             f"{split.file}: none of its {len(split.records)} images has an object, and they are to be"
             f" {use}; annotate them, or leave '{split.part}' out"
         )
+
+
+def _refuse_unlike_classes(taught: Split, scored: Split) -> None:
+    """Raise BadInput where one list has a class that the other does not name."""
+    for one, other in ((taught, scored), (scored, taught)):
+        more = [name for name in one.categories if name not in other.categories]
+        if more:
+            raise BadInput(
+                f"{other.file}: its categories are not those of {one.file}: it lacks"
+                f" '{printable.shown(more[0], 60)}'; name the same ones in both, also those without"
+                " objects"
+            )
 
 
 def _parts(boxes: BoxFolder, names: Sequence[str], task: DetectionTask) -> list[Split]:

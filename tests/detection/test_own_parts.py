@@ -135,6 +135,37 @@ def test_ids_and_their_order_do_not_change_the_digest(base):
     assert names == ["test_1.png", "test_2.png", "test_3.png"]
 
 
+def test_each_file_may_number_its_classes_anew(base):
+    before = own.read(base, FASTER_RCNN)
+    changed(base / "annotations" / "instances_test.json", renumber)
+    after = own.read(base, FASTER_RCNN)
+    assert [s.lists_digest for s in after] == [s.lists_digest for s in before]
+    assert {split.ids for split in after} == {(48, 49)}
+    (base / "annotations" / "instances_test.json").unlink()
+    changed(base / "annotations" / "instances_val.json", renumber)
+    assert {split.ids for split in own.read(base, FASTER_RCNN)} == {(48, 49)}
+
+
+@pytest.mark.parametrize(("lacking", "other"), [("val", "test"), ("test", "train")])
+def test_a_class_that_one_list_does_not_name_is_refused(base, lacking, other):
+    """By the reading itself, and so by `data check` and `evaluate`, too."""
+    file = base / "annotations" / f"instances_{lacking}.json"
+    about = json.loads(file.read_text())
+    (cat,) = [row["id"] for row in about["categories"] if row["name"] == "cat"]
+    for key in ("category_id", "id"):
+        rows = "annotations" if key == "category_id" else "categories"
+        about[rows] = [row for row in about[rows] if row[key] != cat]
+    file.write_text(json.dumps(about))
+    with pytest.raises(BadInput) as error:
+        own.read(base, FASTER_RCNN)
+    named = base / "annotations" / f"instances_{other}.json"
+    assert str(error.value) == (
+        f"{file}: its categories are not those of {named}: it lacks 'cat'; name the same ones in"
+        " both, also those without objects"
+    )
+    assert own_check.check(base) == ([], [str(error.value)])
+
+
 def test_partners_that_names_do_not_tell_change_the_digest(tmp_path):
     base = own_boxes.posed_yolo(tmp_path / "mine")
     before = own.read(base, KEYPOINT_RCNN)
