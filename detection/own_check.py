@@ -106,8 +106,10 @@ def _keypoints(train: Split, scored: Split) -> str:
 
 def _has_keypoints(train: Split) -> bool:
     """Return True where `detect` could train Keypoint R-CNN: one class, with keypoints."""
-    categories = json.loads(train.annotations())["categories"]
-    return len(categories) == 1 and bool(categories[0].get("keypoints"))
+    about = json.loads(train.annotations())
+    used = {row["category_id"] for row in about["annotations"]}
+    classes = [c for c in about["categories"] if c["id"] in used or c.get("keypoints")]
+    return len(classes) == 1 and bool(classes[0].get("keypoints"))
 
 
 def _objects(split: Split) -> int:

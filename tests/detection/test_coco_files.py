@@ -309,7 +309,11 @@ def images(*changes):
         (a_file(categories=[]), "'categories' is empty"),
         (a_file(images=[]), "no images"),
         (
-            a_file(categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]),
+            a_file(
+                an_object(1, category_id=1),
+                an_object(2, category_id=2),
+                categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}],
+            ),
             "the name 'a'",
         ),
         (
@@ -468,8 +472,37 @@ def test_three_classes_are_named_where_keypoints_need_one(parse):
         "keypoints need one category with a 'keypoints' list; this has 4 (c1, c2, c3)"
     )
     classes[0]["name"] = "c2"
-    with pytest.raises(BadInput, match=r"^two categories have the name 'c2'$"):
-        parse(a_file(an_object(), categories=classes))
+    objects = [an_object(1, category_id=2), an_object(2, category_id=4)]
+    with pytest.raises(BadInput) as error:
+        parse(a_file(*objects, categories=classes))
+    assert str(error.value) == (
+        "two categories have the name 'c2' (ids 2 and 4), and objects; rename one, or give the"
+        " objects of both one id"
+    )
+
+
+def test_a_group_of_classes_is_no_class(parse):
+    """Roboflow lists the name of the group before its classes, and often they have the same."""
+    group = {"id": 0, "name": "fish", "supercategory": "none"}
+    fish = {"id": 3, "name": "fish", "supercategory": "fish"}
+    crab = {"id": 2, "name": "crab", "supercategory": "fish"}
+    split = parse(a_file(an_object(category_id=3), categories=[fish, group, crab]))
+    assert (split.categories, split.ids) == (("crab", "fish"), (2, 3))
+    assert split.records[1]["annotations"][0]["category_id"] == 1
+    # Where the class has no object, either stands for it
+    split = parse(a_file(an_object(category_id=2), categories=[group, crab, fish]))
+    assert (split.categories, split.ids) == (("fish", "crab"), (0, 2))
+    # A group of another name is a class without objects, but for keypoints, of which it has none
+    group["name"] = "pose"
+    fish["keypoints"] = ["eye"]
+    lists = a_file(
+        an_object(category_id=3, keypoints=[30.0, 40.0, 2]), categories=[group, fish]
+    )
+    assert parse(lists).categories == ("pose", "fish")
+    assert parse(lists, KEYPOINT_RCNN).ids == (3,)
+    fish["keypoints"] = []
+    with pytest.raises(BadInput, match=r"this has 2 \(pose, fish\)"):
+        parse(lists, KEYPOINT_RCNN)
 
 
 def test_all_notes_of_a_file_come_together(parse):

@@ -307,6 +307,18 @@ def test_the_check_says_both_lists_and_what_looks_wrong(base):
     )
 
 
+def test_the_check_tells_of_keypoints_beside_a_group_without_any(tmp_path):
+    base = own_boxes.posed_coco(tmp_path / "mine")
+    before, _ = own_check.check(base)
+    assert "3 keypoints (left_eye, right_eye, tail), " in before[-1]
+    group = {"id": 0, "name": "pose", "supercategory": "none"}
+    for file in (base / "annotations").iterdir():
+        changed(file, lambda about: about["categories"].insert(0, group))
+    after, wrong = own_check.check(base)
+    assert (after[-1], wrong) == (before[-1], [])
+    assert "1 of 2 classes have no object: pose" in after
+
+
 def test_the_check_names_ten_classes_and_twenty_keypoints(base, tmp_path):
     more = [{"id": 9 + n, "name": f"z{n:02}"} for n in range(11)]
     for file in (base / "annotations").iterdir():
