@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 import numpy as np
 import torch
@@ -261,7 +261,7 @@ def _refuse_without_outline(split: Split) -> None:
 
     Label programs write them so. No mask could find them, and COCO's tools end in an error."""
     objects = json.loads(split.annotations())["annotations"]
-    bare = [each["id"] for each in objects if each["segmentation"] == []]
+    bare = [each["id"] for each in objects if each["segmentation"] in ([], [[]])]
     if bare:
         raise BadInput(
             f"{split.file}: {len(bare)} of {len(objects)} objects have an empty 'segmentation' (first"
@@ -320,6 +320,7 @@ def ground_truth(split: Split, kind: str) -> dict[str, object]:
     """
     images = image_numbers(split)
     categories = category_numbers(split)
+    sizes = {r["image_id"]: (r["height"], r["width"]) for r in split.records}
     objects: list[dict[str, object]] = []
     for a in json.loads(split.annotations())["annotations"]:
         if a["image_id"] not in images:
@@ -334,7 +335,7 @@ def ground_truth(split: Split, kind: str) -> dict[str, object]:
             "iscrowd": int(a.get("iscrowd", 0)),
         }
         if kind == "segm":
-            row["segmentation"] = a["segmentation"]
+            row["segmentation"] = _scorable(a["segmentation"], *sizes[a["image_id"]])
         elif kind == "keypoints":
             points = a.get("keypoints") or [0] * 3 * len(split.keypoints)
             row["keypoints"] = points
@@ -350,6 +351,14 @@ def ground_truth(split: Split, kind: str) -> dict[str, object]:
         "annotations": objects,
         "categories": category_rows,
     }
+
+
+def _scorable(outline: Any, height: int, width: int) -> object:
+    """Return an outline without what is no polygon, on which pycocotools ends; where nothing is left,
+    an empty mask, which no detection finds."""
+    if not isinstance(outline, list):
+        return outline
+    return coco.valid_polygons(outline) or _empty_mask(height, width)
 
 
 # What hotcoco's health check says that our own reading says, too, or that is no fault

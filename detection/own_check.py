@@ -28,9 +28,8 @@ def check(base: Path) -> tuple[list[str], list[str]]:
     try:
         boxes = box_folders.must_find(base)
         train, scored = lint.check_folder(base, FASTER_RCNN)
-        if boxes.has_outlines():
-            own.read(base, MASK_RCNN)
-        posed: tuple[Split, ...] = ()
+        drawn = own.read(base, MASK_RCNN) if boxes.has_outlines() else None
+        posed: tuple[Split, Split] | None = None
         if _has_keypoints(train):
             posed = own.read(base, KEYPOINT_RCNN)
     except BadInput as error:
@@ -39,13 +38,18 @@ def check(base: Path) -> tuple[list[str], list[str]]:
     said.append(
         f"boxes in {boxes.layout}'s layout, {len(scored.categories)} classes: {classes}"
     )
-    for split, use in ((train, "trained on"), (scored, "scored")):
+    for place, use in enumerate(("trained on", "scored")):
+        split = (train, scored)[place]
         part = split.name.replace(f"own_{base.name}_", "")
         said.append(
             f"{part}: {len(split.records)} images, {use}; {_objects(split)} objects;"
             f" sha256 of the list {split.lists_digest}"
         )
-        for note in (*split.notes, *evaluate.health(split)):
+        # What is said of outlines and keypoints, too, once each
+        notes = dict.fromkeys(split.notes)
+        for more in (drawn, posed):
+            notes |= dict.fromkeys(more[place].notes if more else ())
+        for note in (*notes, *evaluate.health(split)):
             wrong.append(f"{part}: {note}")
     said += _without_objects(train, scored)
     wrong += _alike(scored.categories)

@@ -368,9 +368,12 @@ def _kept_outline(
             # It is not trained on, so it is not kept.
             return []
         return _compressed(outline)
-    # Fewer than three points make no polygon.
-    polygons = [p for p in outline or [] if len(p) % 2 == 0 and len(p) >= 6]
-    return polygons or None
+    return valid_polygons(outline or []) or None
+
+
+def valid_polygons(outline: Sequence[list[float]]) -> list[list[float]]:
+    """Leave out what is no polygon: fewer than three points, or half a point."""
+    return [p for p in outline if len(p) % 2 == 0 and len(p) >= 6]
 
 
 def _compressed(mask: CocoRunLength) -> RunLength:
@@ -517,7 +520,9 @@ def _refusal(error: ValidationError) -> BadInput:
     if first["type"] == "missing" and len(path) == 3:
         needed = f"; {OUTLINES_NEEDED}" if path[2] == "segmentation" else ""
         return BadInput(f"{where} has no '{path[2]}'{needed}")
-    return BadInput(f"{where}: {path[2]} {value}: {said}")
+    needed = "; an outline is a list of polygons, [[x, y, x, y, ...]]"
+    cure = needed if path[2] == "segmentation" else ""
+    return BadInput(f"{where}: {path[2]} {value}: {said}{cure}")
 
 
 def _refuse_ids(ids: Sequence[int | str], key: str) -> None:

@@ -140,7 +140,7 @@ BAD = {
         "no_outline": (without("annotations", "segmentation"), "no 'segmentation'"),
         "outline_of_numbers": (
             first("annotations", segmentation=[1, 2, 3]),
-            "segmentation",
+            r"segmentation 1: .*; an outline is a list of polygons, \[\[x, y",
         ),
         "outline_nan": (
             first("annotations", segmentation=[[1, 2, 3, 4, 5, NAN]]),

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from pycocotools import mask as mask_api
 from support import own_boxes
 from support.detection_runs import ENGINES, overrides
 from support.own_boxes import LAYOUTS
@@ -18,7 +19,7 @@ from support.records import rows_of
 
 from backbench.cli import program
 from backbench.datasets.boxes import box_folders, yolo_text
-from backbench.detection import dialect, evaluate, lint, own_heads
+from backbench.detection import dialect, evaluate, lint, own_check, own_heads
 from backbench.detection.data import coco_lists, own
 from backbench.detection.run import count_in_epochs
 from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
@@ -889,12 +890,13 @@ def test_keypoints_need_their_list(written):
         own.read(written["COCO"], KEYPOINT_RCNN)
 
 
-def test_objects_with_an_empty_outline_are_not_scored_as_masks(tmp_path):
+@pytest.mark.parametrize("empty", [[], [[]]])
+def test_objects_with_an_empty_outline_are_not_scored_as_masks(tmp_path, empty):
     """Label programs write [] for an object with a box alone."""
     base = own_boxes.coco(tmp_path / "mine", outlines=True)
     file = base / "annotations" / "instances_test.json"
     about = json.loads(file.read_text())
-    about["annotations"][1]["segmentation"] = []
+    about["annotations"][1]["segmentation"] = empty
     file.write_text(json.dumps(about))
     _, scored = own.read(base, MASK_RCNN)
     number = about["annotations"][1]["id"]
@@ -904,6 +906,42 @@ def test_objects_with_an_empty_outline_are_not_scored_as_masks(tmp_path):
     with pytest.raises(BadInput, match=rf"^{file}: {said}.* or take faster_rcnn$"):
         evaluate.rehearse(scored, "segm", [])
     evaluate.rehearse(scored, "bbox", [])
+
+
+def test_an_outline_that_is_a_line_is_missed_in_scoring(tmp_path):
+    """pycocotools takes four numbers for a box, and ends in an error."""
+    base = own_boxes.coco(tmp_path / "mine", outlines=True)
+    file = base / "annotations" / "instances_test.json"
+    about = json.loads(file.read_text())
+    first, second, third, *_ = about["annotations"]
+    whole = first["segmentation"]
+    first["segmentation"] = [[3, 3, 9, 9], *whole]
+    second["segmentation"] = [[3, 3, 9, 9]]
+    file.write_text(json.dumps(about))
+    _, scored = own.read(base, MASK_RCNN)
+    evaluate.rehearse(scored, "segm", [])
+    rows = evaluate.ground_truth(scored, "segm")["annotations"]
+    assert [row["segmentation"] for row in rows[::2]][:2] == [
+        whole,
+        third["segmentation"],
+    ]
+    mask = mask_api.decode(rows[1]["segmentation"])
+    assert mask.shape == (64, 64) and not mask.any()
+    # And `data check` says so
+    said = "test: 1 objects without a valid outline left out of the training; scoring misses them"
+    assert own_check.check(base)[1] == [said]
+
+
+def test_keypoints_beside_their_image_are_told_by_the_check(tmp_path):
+    base = own_boxes.posed_coco(tmp_path / "mine")
+    file = base / "annotations" / "instances_test.json"
+    about = json.loads(file.read_text())
+    about["annotations"][0]["keypoints"][:2] = [900, 900]
+    file.write_text(json.dumps(about))
+    (said,) = own_check.check(base)[1]
+    assert (
+        said.startswith("test: 1 of ") and "keypoints are outside their image" in said
+    )
 
 
 def test_a_run_does_not_lie_in_its_boxes(folder, tmp_path, capsys):

@@ -86,7 +86,8 @@ class BoxFolder:
                     outlines += [row.get("segmentation") for row in rows]
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 return False  # reading it says what is wrong
-            return bool(outlines) and all(outlines)
+            # [[]] is one polygon without a point
+            return bool(outlines) and all(each and each != [[]] for each in outlines)
         if self.layout == "VOC" or self.keypoints is not None:
             return False
         first_part = next(iter(self.parts.values()))

@@ -243,6 +243,7 @@ def test_two_layouts_at_once_are_refused(folder):
         ([[[0, 0, 1, 0, 1, 1]], [[0, 0, 1, 0, 1, 1]]], True),
         ([[[0, 0, 1, 0, 1, 1]], []], False),
         ([[[0, 0, 1, 0, 1, 1]], None], False),
+        ([[[0, 0, 1, 0, 1, 1]], [[]]], False),
         ([], False),
     ],
 )
