@@ -9,7 +9,13 @@ from pathlib import Path
 
 from backbench.containers import finding
 from backbench.datasets.boxes import coco_json, voc_xml, yolo_text
-from backbench.datasets.boxes.parts import UNDIVIDED, BoxFolder, files_in, near
+from backbench.datasets.boxes.parts import (
+    UNDIVIDED,
+    BoxFolder,
+    files_in,
+    near,
+    split_folders,
+)
 from backbench.errors import BadInput, no_folder
 from backbench.images.folder_walk import subfolders
 
@@ -47,9 +53,10 @@ def find(base: Path) -> BoxFolder | None:
         )
     boxes = found[0]
     if UNDIVIDED in boxes.parts and len(boxes.parts) > 1:
-        named = " and ".join(part for part in boxes.parts if part)
+        beside = [part for part in boxes.parts if part]
+        named = f"{' and '.join(beside)} {'is' if len(beside) == 1 else 'are'}"
         raise BadInput(
-            f"{boxes.parts[UNDIVIDED].file}: its name tells no split, and {named} is beside it; call it"
+            f"{boxes.parts[UNDIVIDED].file}: its name tells no split, and {named} beside it; call it"
             " train, or move it away"
         )
     if UNDIVIDED not in boxes.parts and "train" not in boxes.parts:
@@ -128,9 +135,17 @@ def almost(base: Path) -> str:
         with contextlib.suppress(BadInput):
             if find(folder) is not None:
                 inside = folder.relative_to(base)
+                splits = [split.name for _, split in split_folders(folder.parent)]
+                if folder.name in splits and len(splits) > 1:
+                    return (
+                        f"its folder {inside} holds the boxes of one split; put {', '.join(splits)}"
+                        f" together, as {LAYOUTS}"
+                    )
                 return f"its folder {inside} holds boxes; name {folder}"
     for folder in (base, *folders):
         for file in files_in(folder, ".json", ".xml", ".csv", ".txt"):
+            if file.suffix.lower() == ".xml" and voc_xml.is_voc(file):
+                return f"{file} is VOC's, whose XML lies in Annotations/ beside JPEGImages/ or images/"
             # Other programs write notes and lists as text, too
             if file.suffix.lower() != ".txt" or near(file.stem, folder):
                 return f"{file} may hold boxes in a layout that is not read; export them as {LAYOUTS}"

@@ -40,21 +40,12 @@ def find(base: Path) -> dict[str, BoxPart] | None:
     """Return split -> images with their XML files. None where there are none.
 
     They lie in Annotations/ (or annotations/) beside JPEGImages/ (or images/), with VOC's lists in
-    ImageSets/Main/ or without; or each beside its image, in a folder a split or in the folder
-    itself."""
-    for where in (base / "Annotations", base / "annotations"):
-        in_folder = files_in(where, ".xml")
-        if not in_folder:
-            continue
-        pictures: dict[str, Path] = {}
-        for name in ("JPEGImages", "images"):
-            pictures = pictures or pictures_in(base / name)
-        labels = {file.stem: file for file in in_folder}
-        if not pictures:
-            raise BadInput(
-                f"{base}: has {len(labels)} XML files in {where.name}, and no images; put them in"
-                f" {base / 'JPEGImages'}"
-            )
+    ImageSets/Main/ or without; or each beside its image. Without lists a folder a split may have
+    either."""
+    whole = _labels_and_pictures(base)
+    if whole is not None:
+        where, pictures = whole
+        labels = {file.stem: file for file in files_in(where, ".xml")}
         lists = _lists(base)
         if lists:
             return {
@@ -62,28 +53,61 @@ def find(base: Path) -> dict[str, BoxPart] | None:
                 for split, file in lists.items()
             }
         return {UNDIVIDED: _paired(where, base, pictures, labels)}
-    divided = [each for each in split_folders(base) if files_in(each[1], ".xml")]
+    found: dict[Path, tuple[Path, dict[str, Path]]] = {}
+    divided = []
+    for split, folder in split_folders(base):
+        inner = _labels_and_pictures(folder)
+        if inner is None and files_in(folder, ".xml"):
+            inner = folder, pictures_in(folder)
+        if inner is not None:
+            divided.append((split, folder))
+            found[folder] = inner
     beside = one_each(divided)
     if not beside:
         in_base = files_in(base, ".xml")
-        if in_base and _is_voc(in_base[0]):
+        # CVAT's <annotations> are of all images. Of what cannot be read, reading it says what is wrong
+        if in_base and _first_tag(in_base[0]) != "annotations":
             beside = {UNDIVIDED: base}
+            found[base] = base, pictures_in(base)
     parts = {}
     for split, folder in beside.items():
-        labels = {file.stem: file for file in files_in(folder, ".xml")}
-        parts[split] = _paired(folder, base, pictures_in(folder), labels)
+        where, pictures = found[folder]
+        labels = {file.stem: file for file in files_in(where, ".xml")}
+        parts[split] = _paired(where, base, pictures, labels)
     return parts or None
 
 
-def _is_voc(file: Path) -> bool:
-    """Return False for one file of all images, as CVAT's <annotations>.
+def _labels_and_pictures(base: Path) -> tuple[Path, dict[str, Path]] | None:
+    """Return the folder of XML files in `base`, and the images beside it; None where there is no such
+    folder."""
+    for where in (base / "Annotations", base / "annotations"):
+        in_folder = files_in(where, ".xml")
+        if not in_folder:
+            continue
+        pictures: dict[str, Path] = {}
+        for name in ("JPEGImages", "images"):
+            pictures = pictures or pictures_in(base / name)
+        if not pictures:
+            raise BadInput(
+                f"{base}: has {len(in_folder)} XML files in {where.name}, and no images; put them in"
+                f" {base / 'JPEGImages'}"
+            )
+        return where, pictures
+    return None
 
-    A file that cannot be read is taken for VOC's: reading it as that says what is wrong."""
+
+def is_voc(file: Path) -> bool:
+    """Return True for an XML file that begins as VOC's do."""
+    return _first_tag(file) == "annotation"
+
+
+def _first_tag(file: Path) -> str | None:
+    """Return the tag with which an XML file begins; None for one that cannot be read."""
     try:
         tree = ET.fromstring(opening.read_bytes(file, most=LARGEST_LABELS))
     except (OSError, ET.ParseError, ValueError, LookupError):
-        return True
-    return tree.tag != "annotations"
+        return None
+    return tree.tag
 
 
 def _lists(base: Path) -> dict[str, Path]:

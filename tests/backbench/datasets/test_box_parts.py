@@ -211,7 +211,7 @@ def test_a_folder_of_boxes_is_known_from_all_sides(folder, tmp_path):
     [
         (
             ["annotations/x.json", "annotations/y_val.json", "annotations/z_test.json"],
-            "x.json: its name tells no split, and test and val is beside it; call it train",
+            "x.json: its name tells no split, and test and val are beside it; call it train",
         ),
         (
             ["annotations/y_val.json", "annotations/z_test.json"],
@@ -410,8 +410,8 @@ def test_a_byte_order_mark_is_no_part_of_the_json(folder):
         (["VOC/mine/data.json", "VOC/mine/a.png"], "its folder VOC/mine holds boxes;"),
         (["images/a.png", "labels.csv"], "labels.csv may hold boxes in a layout that"),
         (
-            ["obj/a.png", "obj/a.txt"],
-            "obj/a.txt may hold boxes in a layout that is not",
+            ["train/boxes/a.json", "train/boxes/a.png"],
+            "its folder train/boxes holds boxes; name ",
         ),
     ],
 )
@@ -423,6 +423,16 @@ def test_what_may_have_been_meant_is_said(folder, names, said):
     ):
         with pytest.raises(BadInput, match=said):
             read()
+
+
+def test_one_split_is_not_named_for_the_dataset(folder):
+    base = folder(["train/annotations/a.json", "train/a.png", "val/annotations/b.json"])
+    with pytest.raises(BadInput) as refused:
+        box_folders.must_find(base)
+    assert str(refused.value) == (
+        f"{base}: holds no boxes itself; its folder train holds the boxes of one split; put train,"
+        f" val together, as {box_folders.LAYOUTS}"
+    )
 
 
 def test_notes_beside_classes_are_no_boxes(folder):

@@ -79,6 +79,40 @@ def test_lists_say_which_pictures_are_of_a_split(folder, lists, splits):
 
 
 @pytest.mark.parametrize(
+    ("labels", "pictures"),
+    [("Annotations/", "JPEGImages/"), ("annotations/", "images/"), ("", "")],
+)
+def test_each_split_may_have_folders_of_its_own(folder, labels, pictures):
+    files = {}
+    for split, names in {"train": "ab", "valid": "c"}.items():
+        for name in names:
+            files[f"{split}/{labels}{name}.xml"] = a_file(an_object())
+            files[f"{split}/{pictures}{name}.png"] = ""
+    images = {"train": ["a", "b"], "valid": ["c"]}
+    expected = {
+        split: [f"{split}/{pictures}{name}.png" for name in names]
+        for split, names in images.items()
+    }
+    expected["val"] = expected.pop("valid")
+    assert parts_of(folder(files)) == expected
+    # A split that lacks an image is not left out
+    folder({f"valid/{labels}d.xml": a_file()})
+    with pytest.raises(BadInput, match="1 label files have no image, first d"):
+        parts_of(folder({}))
+
+
+def test_annotations_in_a_folder_of_another_name_are_told_where_they_belong(folder):
+    base = folder({"images/a.png": "", "labels/a.xml": a_file(an_object())})
+    said = f"{base}/labels/a.xml is VOC's, whose XML lies in Annotations/ beside JPEGImages/"
+    with pytest.raises(BadInput) as error:
+        box_folders.must_find(base)
+    assert said in str(error.value)
+    folder({"labels/a.xml": "<svg/>"})
+    with pytest.raises(BadInput, match=r"a.xml may hold boxes in a layout that is not"):
+        box_folders.must_find(base)
+
+
+@pytest.mark.parametrize(
     ("files", "says"),
     [
         (
