@@ -359,7 +359,8 @@ def announce(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
     """Tell the work that lies ahead, its price, and whether the data can show what it is for."""
     cheaper = ""
     if engine.device.type == "cpu":
-        cheaper = "`SOLVER.MAX_ITER N` trains for less"
+        length = "EPOCHS" if p.cfg.SOLVER.EPOCHS else "MAX_ITER"
+        cheaper = f"`SOLVER.{length} N` trains for less"
     price.announce(
         f"{p.task.name} by {run.engine}",
         f"{price.plural(len(p.train.records), 'image')} to train on,"

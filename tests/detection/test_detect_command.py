@@ -332,7 +332,10 @@ def test_the_work_and_its_price_are_told(words, engine, monkeypatch, caplog, dev
     work = {"iteration": 9, "image": 2}
     assert said == [(words_said, {"work": work, "cheaper": cheaper})]
     assert caplog.text == ""
+    # What counts in epochs is refused iterations
+    p.cfg.SOLVER.EPOCHS = 8
     train_net.announce(words(dataset="mine"), p, engine)
+    assert said[1][1]["cheaper"] == cheaper.replace("MAX_ITER", "EPOCHS")
     assert "few of mine" in caplog.text
 
 
