@@ -1,6 +1,7 @@
 """Reads what a finished run detected, and the boxes that it was scored on."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -34,6 +35,25 @@ def read(run: Path) -> list[Detection] | None:
                 f"{file}: its entry {number} is no detection; measure it again"
             )
     return cast(list[Detection], detections)
+
+
+def refuse_others(run: Path, split: Split, detections: Sequence[Detection]) -> None:
+    """Raise BadInput for detections of images or classes that the boxes at hand number otherwise, as
+    the same boxes do in another layout, or exported again."""
+    known = {
+        "image_id": {record["image_id"] for record in split.records},
+        "category_id": set(split.ids),
+    }
+    for detection in cast(Sequence[Mapping[str, object]], detections):
+        for key, ids in known.items():
+            id = detection[key]
+            if not isinstance(id, int | str) or id not in ids:
+                shown = printable.shown(str(id), 60)
+                raise BadInput(
+                    f"{run / DETECTIONS_FILE}: no {key} {shown} is in {split.file}, though the boxes"
+                    " are the same: they have other ids now; give the files that were measured on,"
+                    " or measure it again"
+                )
 
 
 def refuses(row: Result) -> str:

@@ -34,6 +34,7 @@ from backbench.runs import atomic
 from backbench.runs.folder import PICTURES, RESULTS_FILE, RUN_FILE
 from backbench.runs.run_progress import Progress
 from backbench.runs.terminal import log
+from backbench.tasks import TASKS
 from backbench.weights import trunk_facts
 
 if TYPE_CHECKING:
@@ -239,10 +240,12 @@ def results(
 
 
 def report(out: Path) -> list[Result]:
-    """Log the numbers of a finished run and return them; an unfinished run has none."""
+    """Log the numbers of a finished run and return them; an unfinished run has none. What `errors`
+    added to them is left to `errors`."""
     if not store.complete(out):
         return []
-    rows, _ = store.read(out / RESULTS_FILE)
+    found, _ = store.read(out / RESULTS_FILE)
+    rows = [row for row in found if TASKS[row.task].explains is None]
     for row in rows:
         value = "undefined" if row.value is None else f"{row.value:.2f}"
         interval = ""

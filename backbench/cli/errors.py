@@ -102,6 +102,7 @@ def explain(
         key = (first.task, first.dataset, str(first.facts["val"]))
         if key not in splits:
             splits[key] = kept_detections.scored_split(first, data)
+        kept_detections.refuse_others(run, splits[key], detections)
         # 1. What became of each detection. These are the run's own, if they have its AP50
         outcomes = {}
         for kind, one in by_kind.items():

@@ -221,6 +221,10 @@ def test_a_finished_run_tells_its_numbers(run, caplog):
     assert [row.metric for row in measure.report(run.out)] == ["bbox_AP", "bbox_APs"]
     assert re.search(r"bbox_AP +41.26  \[40.0, 42.5\]", caplog.text)
     assert re.search(r"bbox_APs +undefined", caplog.text)
+    # What errors cost is no AP
+    about["task"] = "faster_rcnn_errors"
+    store.append(run.out, [store.Result(**about, metric="bbox_missed", value=3.5)])
+    assert [row.metric for row in measure.report(run.out)] == ["bbox_AP", "bbox_APs"]
 
 
 # What a detector finds, and what is written of it

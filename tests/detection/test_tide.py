@@ -536,6 +536,24 @@ def test_other_detections_than_those_of_the_row_are_refused(boxes, capsys):
     assert "its kept detections have bbox_AP50" in refused(boxes, capsys)
 
 
+@pytest.mark.parametrize("key", ["image_id", "category_id"])
+def test_the_same_boxes_with_other_ids_are_refused(boxes, capsys, key):
+    """As they have in another layout, whose lists have the same digest."""
+    file = boxes / "mine" / "annotations" / "instances_test.json"
+    about = json.loads(file.read_text())
+    rows = {"image_id": "images", "category_id": "categories"}[key]
+    for row in about[rows]:
+        row["id"] += 50
+    for row in about["annotations"]:
+        row[key] += 50
+    file.write_text(json.dumps(about))
+    said = refused(boxes, capsys)
+    assert re.search(
+        rf"predictions.json: no {key} \d is in .*/instances_test.json", said
+    )
+    assert "measure it again" in said
+
+
 @pytest.mark.parametrize("text", ["[1]", "{}", "[{", '[{"score": 1}]'])
 def test_damaged_detections_are_refused(boxes, capsys, text):
     (boxes / "runs" / "weak" / "predictions.json").write_text(text)
