@@ -204,6 +204,9 @@ def files(p: Prepared) -> None:
     log.info(f"checking {len(trained)} + {len(p.val.records)} images")
     looked_train = images.check_files(trained)
     looked_val = images.check_files(p.val.records)
+    sizes = p.cfg.INPUT
+    refuse_slivers(trained, min(sizes.MIN_SIZE_TRAIN), sizes.MAX_SIZE_TRAIN)
+    refuse_slivers(p.val.records, sizes.MIN_SIZE_TEST, sizes.MAX_SIZE_TEST)
     for split, looked in ((p.train, looked_train), (p.val, looked_val)):
         turned = sum(image.turned for image in looked)
         if turned:
@@ -217,6 +220,17 @@ def files(p: Prepared) -> None:
         return
     for kind in p.task.aps:
         evaluate.rehearse(p.val, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS)
+
+
+def refuse_slivers(records: Sequence[ImageRecord], size: int, limit: int) -> None:
+    """Raise BadInput for an image of which nothing is left where its longer side is `limit`."""
+    for record in records:
+        height, width = record["height"], record["width"]
+        if min(images.shortest_edge(height, width, size, limit)) < 1:
+            raise BadInput(
+                f"{plain_name(record['file_name'])}: {width} x {height} pixels, of which no pixel of"
+                f" the shorter side is left at {limit} of the longer; cut it, or take it out"
+            )
 
 
 def check_folder(base: Path, task: DetectionTask) -> tuple[Split, Split]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,11 +44,16 @@ def write(folder: Path, split: Split, detections: Sequence[Detection]) -> list[P
     for detection in detections:
         by_image.setdefault(detection["image_id"], []).append(detection)
     files = []
+    drawn: Counter[str] = Counter()
     for record in split.records[:COUNT]:
         found = by_image.get(record["image_id"], [])
         ranked = sorted(found, key=lambda detection: -detection["score"])
         best = ranked[: max(3, len(record["annotations"]))]
-        file = folder / f"{Path(record['file_name']).stem}.png"
+        stem = Path(record["file_name"]).stem
+        drawn[stem] += 1
+        # Images of several folders may share a name
+        again = f"_{drawn[stem]}" if drawn[stem] > 1 else ""
+        file = folder / f"{stem}{again}.png"
         with atomic.atomic_path(file) as temporary:
             _side_by_side(record, best, split).save(temporary, format="PNG")
         files.append(file)
@@ -61,8 +67,8 @@ def _side_by_side(
 
     image = load_image(record)
     scale = min(SIDE / max(image.size), ENLARGED)
-    width = round(image.width * scale)
-    height = round(image.height * scale)
+    width = max(1, round(image.width * scale))
+    height = max(1, round(image.height * scale))
     # 1. The objects, on the left. Their category is a label already.
     left = image.resize((width, height))
     pen = ImageDraw.Draw(left)

@@ -38,7 +38,10 @@ def looked(monkeypatch, caplog):
         monkeypatch.setattr(lint.evaluate, "rehearse", rehearse)
         monkeypatch.setattr(lint.voc_ap, "rehearse", lambda split: done.append("voc"))
         task = SimpleNamespace(aps=aps)
-        cfg = SimpleNamespace(TEST=test)
+        sizes = {"MIN_SIZE_TRAIN": (480, 320), "MAX_SIZE_TRAIN": 640}
+        sizes |= {"MIN_SIZE_TEST": 240, "MAX_SIZE_TEST": 500}
+        cfg = SimpleNamespace(TEST=test, INPUT=SimpleNamespace(**sizes))
+        monkeypatch.setattr(lint, "refuse_slivers", lambda *given: done.append(given))
         lint.files(SimpleNamespace(train=train, val=scored, task=task, cfg=cfg))
         return done
 
@@ -46,7 +49,8 @@ def looked(monkeypatch, caplog):
 
 
 def test_every_image_and_every_score_is_tried(looked, caplog):
-    pictures = [("images", 3), ("images", 1), "shared"]
+    pictures = [("images", 3), ("images", 1)]
+    pictures += [([1, 2, 3], 320, 640), ([4], 240, 500), "shared"]
     assert looked() == [*pictures, ("mine", "bbox", [0.1]), ("mine", "segm", [0.1])]
     assert "checking 3 + 1 images" in caplog.text
     assert "EXIF" not in caplog.text
@@ -63,6 +67,24 @@ def test_turned_images_are_told(looked, caplog):
     said = "mine/train: 2 of 3 images have an EXIF orientation; they are read as shown"
     assert said in caplog.text
     assert "mine/val" not in caplog.text
+
+
+def test_an_image_of_which_nothing_is_left_is_refused():
+    def refused(width, height):
+        record = {"file_name": "x/a.png", "width": width, "height": height}
+        try:
+            lint.refuse_slivers([record], 320, 533)
+        except BadInput as error:
+            return str(error)
+        return ""
+
+    # 533 x 0.49 and 0.51 pixels
+    assert refused(1088, 1) == (
+        "x/a.png: 1088 x 1 pixels, of which no pixel of the shorter side is left at 533 of the"
+        " longer; cut it, or take it out"
+    )
+    assert refused(2, 2176).startswith("x/a.png: 2 x 2176 pixels, of which no pixel")
+    assert refused(1045, 1) == refused(2, 2090) == refused(1, 1) == ""
 
 
 # What can be scored, but would train wrongly

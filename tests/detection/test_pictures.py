@@ -212,6 +212,8 @@ def detected(image, label, score, box):
         ((20, 40), (80, 160)),
         ((640, 320), (320, 160)),
         ((100, 200), (160, 320)),
+        ((3000, 3), (320, 1)),
+        ((3, 3000), (1, 320)),
     ],
 )
 def test_both_sides_have_the_images_shape(tmp_path, size, shown):
@@ -231,6 +233,17 @@ def test_the_first_six_images_are_drawn_under_their_own_names(tmp_path):
     assert sorted(file.name for file in (tmp_path / "p").iterdir()) == [
         f"{n}.png" for n in range(6)
     ]
+
+
+def test_images_of_one_name_are_drawn_each(tmp_path):
+    split = a_list(tmp_path / "a", [(40, 20)] * 2)
+    more = a_list(tmp_path / "b", [(40, 20)] * 2)
+    split.records[1:1] = more.records[:1]
+    split.records += more.records[1:]
+    files = pictures.write(tmp_path / "p", split, [])
+    names = ["0.png", "0_2.png", "1.png", "1_2.png"]
+    assert [file.name for file in files] == names
+    assert sorted(file.name for file in (tmp_path / "p").iterdir()) == names
 
 
 def test_boxes_are_drawn_where_they_are_in_the_colour_of_their_class(tmp_path):
