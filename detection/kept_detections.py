@@ -64,8 +64,8 @@ def refuses(row: Result) -> str:
     return ""
 
 
-def scored_split(row: Result, data: Path | None) -> Split:
-    """Read the boxes that a row was scored on. BadInput where those at hand are others."""
+def scored_split(row: Result, run: Path, data: Path | None) -> Split:
+    """Read the boxes that a row of a run was scored on. BadInput where those at hand are others."""
     val = str(row.facts["val"])
     name = val.partition(":")[0]
     task = DETECTION_TASKS[row.task]
@@ -81,6 +81,7 @@ def scored_split(row: Result, data: Path | None) -> Split:
         raise BadInput(
             f"{split.file}: these boxes are {split.fingerprint}, and those that"
             f" {printable.shown(row.name, 40)} was scored on {printable.shown(val, 100)}; give the"
-            " folder that holds those by --data"
+            " folder that holds those by --data, or leave out"
+            f" {printable.shown(str(run), 300)}"
         )
     return split

@@ -282,6 +282,21 @@ def evaluation(run: DetectionRun, identity: Mapping[str, object]) -> DetectionRu
     return replace(run, out=out, trained=run.out)
 
 
+def refuse_another_scoring(run: DetectionRun, identity: Mapping[str, object]) -> None:
+    """Raise BadInput where the detector is there, and only what scoring reads is otherwise now."""
+    then = _identity_of_training(run.out)
+    now = json.loads(json.dumps(identity))
+    if then is None or then == now or not run.final.exists():
+        return
+    if _training_part(then) != _training_part(now):
+        return
+    what = "its scored boxes" if then.get("val") != now["val"] else "what scoring reads"
+    raise BadInput(
+        f"{run.out}: holds the detector of this training, but {what} changed since; --eval-only"
+        " scores it again without training, or choose another --out"
+    )
+
+
 def _identity_of_training(out: Path) -> dict[str, object] | None:
     """Return the identity of the run that made the detector; None where its folder does not say."""
     try:

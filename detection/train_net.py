@@ -68,6 +68,8 @@ def run(request: DetectRequest) -> Outcome | None:
     who = identity(run, prepared)
     if run.eval_only:
         run = measure.evaluation(run, who)
+    else:
+        measure.refuse_another_scoring(run, who)
     if not run.leads:  # the run folder is the first machine's to open and to lock
         if not store.complete(run.out):
             start_ranks(run, prepared)

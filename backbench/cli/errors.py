@@ -101,7 +101,7 @@ def explain(
             continue
         key = (first.task, first.dataset, str(first.facts["val"]))
         if key not in splits:
-            splits[key] = kept_detections.scored_split(first, data)
+            splits[key] = kept_detections.scored_split(first, run, data)
         kept_detections.refuse_others(run, splits[key], detections)
         # 1. What became of each detection. These are the run's own, if they have its AP50
         outcomes = {}

@@ -198,6 +198,25 @@ def test_what_only_scoring_reads_makes_a_run_below_the_detectors(detector, other
     assert measure.evaluation(detector, changed).out == run.out
 
 
+def test_a_trained_detector_is_not_trained_again_to_be_scored(detector):
+    kept = f"{detector.out}: holds the detector of this training, but "
+    end = " changed since; --eval-only scores it again without training, or choose"
+    for other, what in (
+        ({"val": "own_mine_test:dd"}, "its scored boxes"),
+        ({"val_images": "33"}, "what scoring reads"),
+        (config(**{"INPUT.MIN_SIZE_TEST": 640}), "what scoring reads"),
+    ):
+        with pytest.raises(BadInput) as error:
+            measure.refuse_another_scoring(detector, TRAINED | other)
+        assert str(error.value).startswith(kept + what + end)
+    # The same run goes on; that another training's is another is said where the folder is opened
+    measure.refuse_another_scoring(detector, TRAINED)
+    measure.refuse_another_scoring(detector, TRAINED | {"train": "voc:c", "val": "d"})
+    # Without a detector there is nothing to score
+    detector.final.unlink()
+    measure.refuse_another_scoring(detector, TRAINED | {"val": "own_mine_test:dd"})
+
+
 def test_the_trainings_own_statistics_are_not_scoring(detector):
     other = TRAINED | config(**{"TEST.PRECISE_BN.NUM_ITER": 100})
     assert measure.evaluation(detector, other) == detector

@@ -526,7 +526,9 @@ def test_other_boxes_are_refused(boxes, capsys):
     about = json.loads(file.read_text())
     about["annotations"][0]["bbox"][2] -= 4
     file.write_text(json.dumps(about))
-    assert "these boxes are own_mine_test:" in refused(boxes, capsys)
+    said = refused(boxes, capsys)
+    assert "these boxes are own_mine_test:" in said
+    assert said.endswith(f"or leave out {boxes}/runs/good")
 
 
 def test_other_detections_than_those_of_the_row_are_refused(boxes, capsys):
