@@ -90,11 +90,17 @@ def _alike(categories: Sequence[str]) -> list[str]:
     spelled: dict[str, str] = {}
     wrong = []
     for name in categories:
-        other = spelled.setdefault(name.lower(), name)
+        other = spelled.setdefault("".join(name.lower().split()), name)
         if other != name:
+            by = (
+                ["capital letters"]
+                if "".join(other.split()) != "".join(name.split())
+                else []
+            )
+            by += ["blanks"] if other.lower() != name.lower() else []
             wrong.append(
-                f"classes '{other}' and '{name}' differ by capital letters alone; if they are one,"
-                " spell it in one way"
+                f"classes '{other}' and '{name}' differ by {' and '.join(by)} alone; if they are"
+                " one, spell it in one way"
             )
     return wrong
 

@@ -307,6 +307,19 @@ def test_the_check_says_both_lists_and_what_looks_wrong(base):
     )
 
 
+def test_the_check_tells_of_classes_that_blanks_alone_tell_apart(base):
+    for name, by in (("zebra ", "blanks"), (" Zebra", "capital letters and blanks")):
+        for file in (base / "annotations").iterdir():
+            changed(file, lambda a, name=name: a["categories"][1].update(name=name))
+            changed(file, lambda a: a["categories"][0].update(name="zebra"))
+        (said,) = own_check.check(base)[1]
+        first, second = sorted(["zebra", name])
+        assert said == (
+            f"classes '{first}' and '{second}' differ by {by} alone; if they are one, spell it in one"
+            " way"
+        )
+
+
 def test_the_check_tells_of_keypoints_beside_a_group_without_any(tmp_path):
     base = own_boxes.posed_coco(tmp_path / "mine")
     before, _ = own_check.check(base)

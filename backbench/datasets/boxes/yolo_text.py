@@ -304,6 +304,14 @@ def _described_parts(
             if not isinstance(place, str):
                 raise BadInput(f"{file}: {split}: {place!r:.60} is no folder's name")
             pairs += _pairs_at(_placed(place, about, file, base), base)
+        for other, part in parts.items():
+            if pairs and set(part.pairs) == set(pairs):
+                drawn = ""
+                if not about.get("test"):
+                    drawn = ", and a fifth of the images is drawn for test"
+                raise BadInput(
+                    f"{file}: {other} and {split} are the same images; leave {split} out{drawn}"
+                )
         parts[split] = BoxPart(file, base, tuple(pairs))
     return parts
 

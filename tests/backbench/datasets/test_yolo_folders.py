@@ -41,6 +41,33 @@ def pictures(base):
 
 
 @pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            "train: images\nval: images/\ntest:",
+            "train and val are the same images; leave val out, and a fifth of the images is drawn",
+        ),
+        (
+            "train: one\nval: images\ntest: images",
+            "val and test are the same images; leave test",
+        ),
+        (
+            "train: images\ntest: images",
+            "train and test are the same images; leave test out",
+        ),
+    ],
+)
+def test_two_splits_of_the_same_images_are_told_what_to_do(folder, lines, said):
+    """Ultralytics' coco8.yaml and coco128.yaml name one folder twice."""
+    files = {"images/a.png": "", "labels/a.txt": BOX, "one/b.png": "", "one/b.txt": BOX}
+    base = folder(files | {"coco8.yaml": f"{lines}\nnames: [cat]"})
+    with pytest.raises(BadInput) as error:
+        yolo_text.find(base)
+    assert f"coco8.yaml: {said}" in str(error.value)
+    assert str(error.value).endswith("drawn for test") == ("\nval: images/" in lines)
+
+
+@pytest.mark.parametrize(
     ("images", "labels", "split"),
     [
         ("images/train/a.png", "labels/train/a.txt", "train"),
