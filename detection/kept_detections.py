@@ -40,7 +40,7 @@ def read(run: Path) -> list[Detection] | None:
 def refuse_others(run: Path, split: Split, detections: Sequence[Detection]) -> None:
     """Raise BadInput for detections of images or classes that the boxes at hand number otherwise, as
     the same boxes do in another layout, or exported again."""
-    known = {
+    known: dict[str, set[int | str]] = {
         "image_id": {record["image_id"] for record in split.records},
         "category_id": set(split.ids),
     }

@@ -12,7 +12,7 @@ from backbench.detection.dialect import Given, Value
 from backbench.errors import Failed
 from backbench.recipes import config as recipes
 
-STATED = "# protocol: "
+STATED = recipes.STATES_PROTOCOL
 FROZEN = "MODEL.TRUNK.FROZEN"
 # How often a training is scored on the way changes no number, but a run's folder states it.
 LOOKING = "TEST.EVAL_PERIOD"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.board.board import Board, Column, Row
+from backbench.datasets.boxes.box_folders import KNOWN_BOXES
 from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.records.result_line import Result
@@ -64,7 +65,10 @@ def measuring(
     if seeds > 1:
         changes["seeds"] = seeds
         changes["seed"] = type(request).seed  # the first one
-    folder = "seeds" if seeds > 1 else _folder(rows)
+    folder = _folder(rows)
+    if seeds > 1:
+        # Each checkpoint's seeds have a folder of their own, unless one command trains all of them
+        folder = "seeds" if "checkpoints" in names else f"seeds-{folder}"
     if isinstance(request, DetectRequest):
         changes["opts"] = _without_folder(request.opts)
         changes["resume"] = False
@@ -73,7 +77,7 @@ def measuring(
 
 
 def takes_several(column: Column) -> bool:
-    """Return True if one command measures several checkpoints in this column."""
+    """Return True if one command measures several checkpoints, and datasets, in this column."""
     return TASKS[column.task].verb in ("linear", "ood")
 
 
@@ -195,16 +199,34 @@ def _from_column(
         is_dataset = request.data.name == column.dataset
         data = request.data.parent if is_dataset else request.data
         out = request.out / "x"
-    recipe = task.recipe if task.detects else _recipe_of(column.protocol)
+    recipe = _recipe_of(column.protocol)
+    dataset: str | None = column.dataset
+    if task.detects:
+        is_own = dataset not in KNOWN_BOXES
+        recipe = _config_of(column.task, column.protocol)
+        recipe = recipe or (f"{column.task}_own" if is_own else None)
+        dataset = dataset if is_own else None
     return measuring_request(
         task.verb,
         files,
         data=data,
         out=out,
-        dataset=column.dataset,
+        dataset=dataset,
         recipe=recipe or task.recipe,
         percent=task.percent,
     )
+
+
+@functools.cache
+def _config_of(task: str, protocol: str) -> str | None:
+    """Return the name of the shipped config that trains a detector by a protocol."""
+    for name in config.recipe_names("detection"):
+        text = config.find_recipe(name, "detection").read_text()
+        if f"{task}_" in name and text.startswith(
+            f"{config.STATES_PROTOCOL}{protocol}\n"
+        ):
+            return name
+    return None
 
 
 @functools.cache

@@ -606,12 +606,13 @@ def _trained_once(
         return ""
     names = short_names(board.main_columns())
     where = as_places(waiting, [], names)
-    # One command trains all columns of one protocol
+    # One command trains all columns of one protocol, or of one dataset
     first = waiting[0]
     alike = [
         column
         for column in waiting
         if (column.task, column.protocol) == (first.task, first.protocol)
+        and (commands.takes_several(first) or column.dataset == first.dataset)
     ]
     rows = [row for row, _ in board.backed(first)][:2]
     command = f"`{commands.measuring(board, first, rows, seeds=3, also=alike[1:])}`"

@@ -39,8 +39,6 @@ OWN_TASKS = (
 MEASURED = tuple(
     name for name, task in TASKS.items() if task.from_scores or not task.follows
 )
-# What detectors are trained on by their configs' own names; any other is a folder of boxes
-KNOWN_BOXES = ("coco2017", "voc2007", "scenes")
 
 
 class WantedTask(NamedTuple):
@@ -106,7 +104,7 @@ def is_own(dataset: str) -> bool:
 
 def has_own_boxes(dataset: str) -> bool:
     """Return whether a detector's dataset is a folder of boxes of the user's own."""
-    return dataset not in KNOWN_BOXES
+    return dataset not in box_folders.KNOWN_BOXES
 
 
 def place_tasks(
@@ -265,7 +263,7 @@ def dataset_folder(data: Path, *, detects: bool = False) -> Path:
             _refuse_part(folder, data)
             raise
         return folder
-    if catalog.row(name) is not None or name in KNOWN_BOXES:
+    if catalog.row(name) is not None or name in box_folders.KNOWN_BOXES:
         raise BadInput(
             f"--data {data}: has the name of the known dataset {name}; rename the folder"
         )

@@ -29,6 +29,9 @@ Value: TypeAlias = Any  # whatever YAML can say: text, numbers, lists and groups
 Recipe: TypeAlias = dict[str, Value]  # as read; `build` gives it its types
 Hint: TypeAlias = Any  # a type annotation, of any kind that typing knows
 
+# A detector's config states the protocol of its numbers in a comment that begins so
+STATES_PROTOCOL = "# protocol: "
+
 
 # --- files ---
 

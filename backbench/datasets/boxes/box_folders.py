@@ -26,6 +26,8 @@ MOST_FOLDERS = 20
 
 # Folders that the configs of detection name: COCO's, VOC's, and the demo's scenes
 NAMED_BY_CONFIGS = ("coco", "scenes", "VOC2007", "VOC2012")
+# What rows call them; any other dataset of a detector is a folder of boxes of one's own
+KNOWN_BOXES = ("coco2017", "voc2007", "scenes")
 
 
 def find(base: Path) -> BoxFolder | None:

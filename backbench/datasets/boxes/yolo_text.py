@@ -291,7 +291,7 @@ def _described_parts(
     file: Path, about: Mapping[str, Any], base: Path
 ) -> dict[str, BoxPart]:
     """Return the splits that a YAML file names, by its folders or lists of images."""
-    parts = {}
+    parts: dict[str, BoxPart] = {}
     for split, keys in SPLIT_KEYS.items():
         stated = [about[key] for key in keys if about.get(key)]
         if len(stated) > 1:

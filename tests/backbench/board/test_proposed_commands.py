@@ -106,7 +106,33 @@ def test_a_detectors_folder_is_named_anew():
     assert (request.resume, request.seeds, request.seed) == (False, 3, None)
     assert request.opts == ("SOLVER.MAX_ITER", "9")
     assert request.checkpoint == Path("ck/a.safetensors")
-    assert request.out.name == "seeds-faster_rcnn"
+    # As other checkpoints are trained by commands of their own
+    assert request.out.name == "seeds-a-faster_rcnn"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "protocol", "config", "named"),
+    [
+        ("cells", "detect-own-v1", "mask_rcnn_own", "cells"),
+        ("cells", "detect-own-plain-v1", "mask_rcnn_own_plain", "cells"),
+        ("coco2017", "detection-1x-v1", "mask_rcnn_R_50_FPN_1x", None),
+        ("coco2017", "detection-vit-b-1x-v1", "mask_rcnn_ViT_B_SFP_1x", None),
+        ("scenes", "detection-demo-frozen-v1", "demo_mask_rcnn_frozen", None),
+        ("cells", "detection-0123456789ab", "mask_rcnn_own", "cells"),
+        ("scenes", "detection-0123456789ab", "mask_rcnn_R_50_FPN_1x", None),
+    ],
+)
+def test_a_detector_of_evaluate_is_trained_by_its_protocols_config(
+    dataset, protocol, config, named
+):
+    """By another config its numbers would stand in another column, and take days."""
+    about = {"task": "mask_rcnn", "dataset": dataset, "metric": "segm_AP"}
+    command = EVALUATE.format(f"here/{dataset}").replace("linear", "mask_rcnn")
+    row = a_row(command=command, **about, protocol=protocol)
+    request = proposed(row, seeds=3)
+    assert (request.verb, request.config_file) == ("detect", config)
+    assert (request.dataset, request.checkpoint) == (named, Path("ck/a.safetensors"))
+    assert request.out == Path("runs/seeds-a-mask_rcnn")
 
 
 @pytest.mark.parametrize(

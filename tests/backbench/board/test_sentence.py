@@ -301,7 +301,8 @@ SITUATIONS = [
         " once each, so not tested yet: Faster R-CNN on cells:val and coins:val;"
         " `backbench detect --config-file faster_rcnn_R_50_FPN_1x --dataset"
         " cells --checkpoint trunks/a.safetensors --data data --out"
-        " runs/seeds-faster_rcnn --seeds 3` and the same for b settle them.",
+        " runs/seeds-a-faster_rcnn --seeds 3` and the same for b settle Faster R-CNN on"
+        " cells:val.",
     ),
     Situation(
         "three leaders of whom two share nothing, above a fourth",
