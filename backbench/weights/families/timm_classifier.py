@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
@@ -36,7 +37,9 @@ class OwnHead(NamedTuple):
         sha = hashlib.sha256()
         for name, tensor in sorted(self.tensors.items()):
             sha.update(name.replace(".", "/").encode())
-            sha.update(tensor.detach().cpu().contiguous().view(-1).numpy().data)
+            # As bytes, because numpy has no bfloat16
+            flat = tensor.detach().cpu().contiguous().view(-1)
+            sha.update(flat.view(torch.uint8).numpy().data)
         return sha.hexdigest()
 
 

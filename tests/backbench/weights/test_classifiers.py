@@ -1,5 +1,6 @@
 """A classifier comes along with its trunk, under the names of the trunk's own library."""
 
+import hashlib
 import re
 
 import pytest
@@ -94,6 +95,20 @@ def test_it_gives_the_logits_of_its_author(tmp_path, capsys):
         tmp_path / "y.pth", arch="timm:efficientnet_b0", rename="by-order"
     )
     assert timm_classifier.own_head(other).digest != head.digest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_its_digest_is_over_the_bytes_that_the_file_holds(dtype, tmp_path, capsys):
+    state = timm.create_model("test_convnext", num_classes=4).state_dict()
+    held = {key: tensor.to(getattr(torch, dtype)) for key, tensor in state.items()}
+    torch.save(held, tmp_path / "x.pth")
+    words = ["import", str(tmp_path / "x.pth"), "--arch", "timm:test_convnext"]
+    assert program.main([*words, "--out", str(tmp_path / "x.safetensors")]) == 0
+    sha = hashlib.sha256()
+    for name in ("head.fc.bias", "head.fc.weight"):
+        sha.update(name.replace(".", "/").encode())
+        sha.update(bytes(held[name].flatten().view(torch.uint8).tolist()))
+    assert f"digest {sha.hexdigest()[:12]})" in capsys.readouterr().out
 
 
 def test_what_stays_behind_is_named(tmp_path, capsys):
