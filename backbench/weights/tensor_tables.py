@@ -34,7 +34,8 @@ def tables_of(tree: Tree) -> Tables:
             tensors = {}
             for key, child in value.items():
                 if isinstance(key, str) and isinstance(child, Tensor):
-                    tensors[key] = child
+                    # Parameters were written as what they are by some; nothing is trained here
+                    tensors[key] = child.detach()
             if tensors:
                 out[path] = _without_wrapped_parts(tensors)
             children: Iterable[tuple[object, object]] = value.items()

@@ -26,6 +26,7 @@ from backbench.untrusted import pickles
 from backbench.weights import importing, inspecting
 from backbench.weights.choosing import choose
 from backbench.weights.file_contents import FileContents
+from backbench.weights.tensor_tables import tables_of
 from backbench.weights.weight_file import STAND_INS, Opened, open_file
 
 
@@ -306,6 +307,19 @@ def test_a_folder_names_the_files_in_it(tmp_path, bad_input):
     bad_input(program.main(command), "is a folder without a weight file")
     torch_file({}, tmp_path / "best.pth")
     bad_input(program.main(command), "give one of its files: best.pth")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_torch_file_under_the_name_of_another_format_is_read(legacy, tmp_path):
+    weights = {"fc.weight": torch.nn.Parameter(torch.rand(2, 3))}
+    file = torch_file(weights, tmp_path / "model.safetensors", legacy=legacy)
+    assert open_file(file).tree["fc.weight"].equal(weights["fc.weight"])
+
+
+def test_parameters_are_read_as_plain_tensors():
+    table = {"fc.weight": torch.nn.Parameter(torch.rand(2, 3))}
+    (tensor,) = tables_of({"model": table})["model"].values()
+    assert not tensor.requires_grad
 
 
 @pytest.mark.parametrize("container", ["torch", "legacy", "pickle"])
