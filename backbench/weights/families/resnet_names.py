@@ -1,4 +1,4 @@
-"""Finds ResNets in files by the names of their tensors, which publishers write in four dialects."""
+"""Finds ResNets in files by the names of their tensors, which publishers write in five dialects."""
 
 import functools
 import re
@@ -54,6 +54,12 @@ class Dialect:
 
 DIALECTS = (
     Dialect("torchvision", lambda key: key, r"(conv|bn|norm|layer|downsample)\d"),
+    # kuangliu/pytorch-cifar: models/resnet.py, and what was built from it (SupContrast)
+    Dialect(
+        "torchvision, shortcut",
+        lambda key: key.replace("downsample", "shortcut"),
+        r"(conv|bn|norm|layer|shortcut)\d",
+    ),
     # An nn.Sequential of a ResNet's children: conv1 is 0, bn1 1, relu 2, max-pool 3, layer1 4
     Dialect("sequential", _sequential(4), r"\d+\."),
     # The same for a ResNet without max-pool: layer1 is 3

@@ -226,6 +226,25 @@ def test_unrecognised_file_with_one_trunk_goes_in(tmp_path):
     assert checkpoint.provenance["published"] == "p/t/r"
 
 
+def test_shortcuts_of_resnets_for_cifar_are_torchvisions_downsamples(tmp_path):
+    model = fx.small_stem(fx.known_resnet("resnet18"))
+    theirs = {
+        f"module.{key.replace('downsample', 'shortcut').replace('fc.', 'linear.')}": value
+        for key, value in model.state_dict().items()
+    }
+    file = write({"net": theirs, "acc": 95.1, "epoch": 199}, tmp_path / "ckpt.pth")
+    with pytest.raises(BadInput, match="choose --stem conv3 "):
+        importing.read(file)
+    checkpoint = importing.read(file, stem="conv3")
+    assert equal(checkpoint.state_dict, fx.trunk_of(model))
+    assert checkpoint.heads.keys() == {"linear.weight", "linear.bias"}
+    del theirs["module.layer2.0.shortcut.1.weight"]
+    refused(
+        opened({"net": theirs}, tmp_path),
+        r"1 missing: module\.layer2\.0\.shortcut\.1\.weight",
+    )
+
+
 @pytest.mark.parametrize(
     "extra",
     [
