@@ -40,6 +40,9 @@ def family_of(arch: str) -> TrunkFamily:
     for family in FAMILIES:
         if family.owns(arch):
             return family
+    meant = meant_by(arch[:200])
+    if meant:
+        raise BadInput(f"unknown architecture '{arch[:80]}'; did you mean '{meant}'?")
     known: list[str] = []
     for family in FAMILIES:
         known += family.suggestions()

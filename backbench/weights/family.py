@@ -39,6 +39,15 @@ POSITION_RULES = ("+0.1", "aa", "size")
 # --- a trunk in a file ---
 
 
+def channels_advice(channels: int) -> str:
+    """Say what to do with a network whose first convolution takes other than three channels."""
+    counted = "1 channel" if channels == 1 else f"{channels} channels"
+    return (
+        f"its first convolution takes {counted}, and pictures are read as three (RGB); measure the"
+        f" module itself in Python, with `features` that make {channels} of three (docs/python.md)"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrunkMetadata:
     """Holds what a file's tensors do not tell. It comes from the command line, or from a small file

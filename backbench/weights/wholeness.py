@@ -9,7 +9,7 @@ from backbench.errors import BadInput
 from backbench.untrusted.printable import shown
 from backbench.weights import archs
 from backbench.weights.checkpoint import unusable
-from backbench.weights.family import TrunkInFile, in_file
+from backbench.weights.family import TrunkInFile, channels_advice, in_file
 from backbench.weights.file_contents import IN_IMPORT, SAY_WHAT_IT_IS, FileContents
 from backbench.weights.tensor_names import first_names, is_counter, is_statistic
 
@@ -47,7 +47,10 @@ def refuse_unless_whole(
     if contents.form is not None:
         form = f"format {contents.form.name}"
     advice = ""
-    if found["of the wrong shape"]:
+    channels = _other_channels(contents, trunk)
+    if channels is not None:
+        advice = f"; {channels_advice(channels)}"
+    elif found["of the wrong shape"]:
         told = archs.advice(contents.tables)
         advice = f"; {told}" if told else trunk.if_misshaped
     if not advice:
@@ -88,6 +91,20 @@ def problems(contents: FileContents, trunk: TrunkInFile) -> dict[str, list[str]]
         "not usable": not_usable + trunk.contradictions(tensors),
     }
     return contents.problems[trunk.label]
+
+
+def _other_channels(contents: FileContents, trunk: TrunkInFile) -> int | None:
+    """Return how many channels the first convolution takes, where that alone is not the trunk's."""
+    shapes = trunk.shapes()
+    tensors = contents.tables[trunk.table]
+    for ours, key in trunk.keys.items():
+        there = tuple(tensors[key].shape)
+        wanted = shapes[ours]
+        if there == wanted or len(there) != 4 or len(wanted) != 4:
+            continue
+        if wanted[1] == 3 and (there[0], *there[2:]) == (wanted[0], *wanted[2:]):
+            return there[1]
+    return None
 
 
 def missing_statistics(trunk: TrunkInFile) -> str:

@@ -116,16 +116,16 @@ class TimmFamily(TrunkFamily):
         from backbench.weights.families import architectures
 
         # The index, and not timm, which takes seconds to import
-        model = re.split(r"[.@]", word)[0]
+        model = re.split(r"[.@,]", word)[0]
         known = architectures.row_of("timm", model) is not None
         return f"{PREFIX}{word}" if known else ""
 
     def advice(self, tables: Tables) -> str:
-        from backbench.weights.families import lookalikes
+        from backbench.weights.families import lookalikes, vit_shapes
 
         found = lookalikes.find(tables)
         if found is None:
-            return ""
+            return vit_shapes.advice(self, tables)
         return lookalikes.advice(found, tables[found.table])
 
     def twins(self, arch: str, *, pixels_told: bool) -> str:

@@ -12,8 +12,13 @@ from support.foreign_fixtures import cut_from_one_row
 
 from backbench.cli import program
 from backbench.errors import BadInput
-from backbench.weights import importing
-from backbench.weights.families import architectures, lookalikes, picture_check
+from backbench.weights import archs, importing
+from backbench.weights.families import (
+    architectures,
+    lookalikes,
+    picture_check,
+    vit_shapes,
+)
 from backbench.weights.undrawn import Undrawn
 
 SPOT_CHECKED = (
@@ -318,3 +323,36 @@ def test_networks_that_differ_in_pixels_alone_are_said_where_nobody_told_them():
         )
         assert lookalikes.twins("test_vit", pixels_told=told) == ""
         assert lookalikes.twins("no_such_network", pixels_told=told) == ""
+
+
+def of_no_square(state):
+    state["pos_embed"] = torch.empty(1, 9, 192)
+
+
+def of_another_block(state):
+    state["blocks.0.attn.gate"] = torch.empty(192)
+
+
+def of_no_norm(state):
+    del state["norm.weight"]
+
+
+def of_gated_blocks(state):
+    del state["blocks.0.mlp.fc1.weight"]
+
+
+def of_flat_patches(state):
+    state["patch_embed.proj.weight"] = torch.empty(192, 192)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [of_no_square, of_another_block, of_no_norm, of_gated_blocks, of_flat_patches],
+)
+def test_a_transformer_that_no_option_makes_is_not_called_timms(change):
+    family = archs.family_of("timm:vit_tiny_patch16_224")
+    arch = "timm:vit_tiny_patch16_224,depth=1,img_size=24,patch_size=8"
+    state = dict(family.tensors(arch, "native")) | {"head.weight": torch.empty(7, 192)}
+    assert f"--arch {arch} --out" in vit_shapes.advice(family, {"model": dict(state)})
+    change(state)
+    assert vit_shapes.advice(family, {"model": state}) == ""

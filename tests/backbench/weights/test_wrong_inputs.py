@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from support import timm_fixtures as fx
 
 from backbench.cli import program
+from backbench.weights.families.resnet_trunk import trunk_shapes
 
 VIT = "timm:vit_tiny_patch16_224" + fx.SMALL_VIT
 NAMED = ("--arch", VIT, "--pixels", "half")
@@ -96,6 +97,23 @@ def misspelt(folder):
     return folder / "resnet5O.pth"
 
 
+def sized(width, classes=0, **more):
+    """Return the tensors of a transformer of one block, for pictures of 24 pixels."""
+    options = {"embed_dim": width, "num_heads": 1, "depth": 1, "img_size": 24} | more
+    model = timm.create_model(
+        "vit_tiny_patch16_224", patch_size=8, num_classes=classes, **options
+    )
+    return model.state_dict()
+
+
+def resnet18(channels):
+    """Return a ResNet-18's tensors, whose first convolution takes so many channels."""
+    tensors = {
+        key: torch.ones(shape) for key, shape in trunk_shapes("resnet18").items()
+    }
+    return tensors | {"conv1.weight": torch.ones(64, channels, 7, 7)}
+
+
 def lite(classes=0):
     return timm.create_model("tf_efficientnet_lite0", num_classes=classes).state_dict()
 
@@ -168,6 +186,44 @@ CASES = {
         ("--arch", "timm:vit_tiny_patch16_225"),
         "'vit_tiny_patch16_225'",
         "did you mean",
+    ),
+    "timm's name alone": (
+        of_torch(state),
+        ("--arch", "vit_tiny_patch16_224,patch_size=8"),
+        "'vit_tiny_patch16_224,patch_size=8'",
+        "did you mean 'timm:vit_tiny_patch16_224,patch_size=8'?",
+    ),
+    "another size": (
+        of_torch(lambda: fx.prefixed("net.", sized(192, classes=7))),
+        (),
+        "by shapes it is timm's vit_tiny_patch16_224",
+        "--arch timm:vit_tiny_patch16_224,depth=1,img_size=24,patch_size=8 --out"
+        " X.safetensors` (num_heads=N says",
+    ),
+    "another size than named": (
+        of_torch(lambda: {"model": sized(192)}),
+        ("--arch", "timm:vit_tiny_patch16_224,depth=1"),
+        "2 of the wrong shape: pos_embed (1, 10, 192)",
+        "--arch timm:vit_tiny_patch16_224,depth=1,img_size=24,patch_size=8 --out",
+    ),
+    "another width": (
+        of_torch(lambda: sized(48, mlp_ratio=2.5)),
+        (),
+        "with N heads, as it was trained",
+        "timm:vit_tiny_patch16_224,depth=1,embed_dim=48,img_size=24,mlp_ratio=2.5,"
+        "num_heads=N,patch_size=8 --out",
+    ),
+    "gray transformer": (
+        of_torch(lambda: sized(192, in_chans=1)),
+        (),
+        "takes 1 channel, and",
+        "with `features` that make 1 of three (docs/python.md)",
+    ),
+    "four channels": (
+        of_torch(lambda: resnet18(channels=4)),
+        (),
+        "1 of the wrong shape: conv1.weight (64, 4, 7, 7) instead of (64, 3, 7, 7)",
+        "takes 4 channels, and pictures are read as three (RGB); measure the module",
     ),
     "two networks": (
         of_torch(lite),
