@@ -23,13 +23,15 @@ from backbench.untrusted import printable
 DEFAULT_TASKS = ("knn", "fewshot", "logreg")
 # Their recipes are fitted to the data and the trunk, where they ask for more than there is
 FITTED = (*DEFAULT_TASKS, "label_curve")
-# On a folder of one's own these take the protocol `<task>_own`: each trunk at its own size, and a
-# training as long as the set is large
+# On a folder of one's own these take a protocol of their own (`own_recipe`): each trunk at its own
+# size, and a training as long as the set is large
 OWN_TASKS = (
     *FITTED,
     "layers",
     "loaders",
     "linear",
+    "semi_1pct",
+    "semi_10pct",
     "finetune",
     "multilabel",
     "multilabel_svm",
@@ -93,8 +95,14 @@ def parse_task(task: str, folder: str = "") -> WantedTask:
         boxed = TASKS[kind].detects
         own = has_own_boxes(dataset) if boxed else is_own(dataset)
         if kind in OWN_TASKS and own:
-            recipe = f"{kind}_own"
+            recipe = own_recipe(kind)
     return WantedTask(kind, dataset, recipe)
+
+
+def own_recipe(kind: str) -> str:
+    """Return the protocol of a task of `OWN_TASKS` on a folder of the user's own."""
+    verb = TASKS[kind].verb
+    return f"{verb}_own" if verb == "semisup" else f"{kind}_own"
 
 
 def is_own(dataset: str) -> bool:
@@ -134,9 +142,10 @@ def at_size(task: WantedTask, size: int) -> WantedTask:
         recipe = config.read_recipe(config.find_recipe(task.words[0], "transfer"))
         geometry = recipe.get("geometry")
     if not isinstance(geometry, dict) or "of" not in geometry:
+        kind = task.task if task.task in OWN_TASKS and not row.detects else "knn"
         raise BadInput(
             f"--size {size}: {task.task}'s protocol {task.words[0]} has a size of its own; leave"
-            " --size out, or name a protocol of your own folder, as knn_own"
+            f" --size out, or name a protocol of your own folder, as {kind}@{own_recipe(kind)}"
         )
     return task._replace(recipe=f"{task.recipe} geometry.of={size}")
 

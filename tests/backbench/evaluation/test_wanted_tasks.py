@@ -21,6 +21,9 @@ from backbench.evaluation.wanted import WantedTask, parse_task, place_tasks
         ("layers/mine", ("layers", "mine", "layers_own")),
         ("loaders/mine", ("loaders", "mine", "loaders_own")),
         ("label_curve/mine", ("label_curve", "mine", "label_curve_own")),
+        ("semi_1pct/mine", ("semi_1pct", "mine", "semisup_own")),
+        ("semi_10pct/mine", ("semi_10pct", "mine", "semisup_own")),
+        ("semi_1pct/imagenet", ("semi_1pct", "imagenet", "semisup")),
         ("multilabel/mine", ("multilabel", "mine", "multilabel_own")),
         ("multilabel_svm/mine", ("multilabel_svm", "mine", "multilabel_svm_own")),
         ("class_retrieval/mine", ("class_retrieval", "mine", "class_retrieval")),
@@ -96,12 +99,13 @@ def test_one_size_is_a_change_of_the_protocol():
     assert wanted.at_size(task, 64) == ("knn", "mine", "knn_own k=5 geometry.of=64")
     calibration = WantedTask("calibration", "mine", "kept scores")
     assert wanted.at_size(calibration, 64) is calibration
-    for task in (
-        WantedTask("knn", "mine", "knn"),
-        WantedTask("faster_rcnn", "mine", "faster_rcnn_own"),
+    for task, named in (
+        (WantedTask("knn", "mine", "knn"), "knn@knn_own"),
+        (WantedTask("semi_1pct", "mine", "semisup"), "semi_1pct@semisup_own"),
+        (WantedTask("faster_rcnn", "mine", "faster_rcnn_own"), "knn@knn_own"),
     ):
         said = f"--size 64: {task.task}'s protocol {task.recipe} has a size of its own"
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(BadInput, match=f"{said}; .* folder, as {named}$"):
             wanted.at_size(task, 64)
 
 
