@@ -102,7 +102,7 @@ def check(
                 " before it does; leave one out, or give them a `protocol` of their own"
             )
         found.add((protocol.kind, protocol.name))
-        if changed := changes(protocol):
+        if changed := changes(protocol, getattr(request, "dataset", None)):
             log.info(f"--protocol {name}: {changed}")
         if request.seeds > 1 and not TASKS[tasks[protocol.kind]].trains:
             raise BadInput(
@@ -111,9 +111,9 @@ def check(
             )
 
 
-def changes(protocol: Protocol) -> str:
+def changes(protocol: Protocol, dataset: str | None = None) -> str:
     """List the keys in which a protocol differs from the shipped one of its name; empty where it is
-    that one, or has a name of its own."""
+    that one, or has a name of its own. `dataset` is what a protocol that names none measures."""
     known = protocol_fingerprints.shipped()
     recipe = config.to_dict(protocol)
     own = protocol_fingerprints.fingerprint_of(recipe, protocol.kind, known["defaults"])
@@ -134,6 +134,12 @@ def changes(protocol: Protocol) -> str:
     for key in {**now, **before}:
         if now.get(key) != before.get(key) and key not in protocol_fingerprints.FREE:
             parts.append(f"{key} is {now.get(key)}, not {before.get(key)}")
+    if dataset is not None and recipe.get("dataset", "") is None:
+        # Rows hold the recipe with the dataset that it was run on
+        measured = {**recipe, "dataset": dataset}
+        own = protocol_fingerprints.fingerprint_of(
+            measured, protocol.kind, known["defaults"]
+        )
     mark = f"{protocol.name}~{own[: protocol_fingerprints.DIGITS]}"
     differs = "; ".join(parts)
     return f"{differs} as in the shipped {name}; its columns have a name of their own, {mark}"

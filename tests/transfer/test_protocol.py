@@ -5,6 +5,7 @@ import math
 import pytest
 
 from backbench.errors import BadInput
+from backbench.recipes import config
 from backbench.records import protocol_fingerprints
 from backbench.transfer import protocols
 from backbench.transfer.protocol import (
@@ -166,6 +167,25 @@ def test_all_keys_that_differ_are_told_and_what_changes_no_number_is_not():
     # Another of the shipped names is compared with its own recipe
     other = protocols.load_protocol("knn_own", ["knn"], ["k=5"])
     assert "as in the shipped knn_own; its columns" in protocols.changes(other)
+
+
+def test_the_name_that_is_told_is_that_of_the_column_on_this_dataset():
+    changed = protocols.load_protocol("semisup_own", ["finetune"], ["geometry.of=32"])
+    marks = {}
+    for dataset in ("cats", "dogs"):
+        row = {**config.to_dict(changed), "dataset": dataset}
+        mark = protocol_fingerprints.of_recipe(
+            "semi_10pct", "semisup-own-v1", row, "val"
+        )
+        name = f"semisup-own-v1~{mark[: protocol_fingerprints.DIGITS]}"
+        assert protocols.changes(changed, dataset).endswith(
+            f"; its columns have a name of their own, {name}"
+        )
+        marks[dataset] = mark
+    assert marks["cats"] != marks["dogs"]
+    # What measures any dataset by its shipped keys is no other protocol
+    same = protocols.load_protocol("semisup_own", ["finetune"])
+    assert protocols.changes(same, "cats") == ""
 
 
 def test_a_text_a_list_and_nothing_are_written_as_they_are():
