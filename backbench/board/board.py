@@ -270,8 +270,11 @@ class Board:
 # ---- from results to a board
 
 
-def collect(runs: Iterable[str | Path]) -> Board:
-    """Return a board of every result below `runs`. Raises BadInput where a path is missing."""
+def collect(runs: str | Path | Iterable[str | Path]) -> Board:
+    """Return a board of every result below `runs`, one folder or several. Raises BadInput where a path
+    is missing."""
+    if isinstance(runs, str | Path):
+        runs = [runs]
     # Real path -> the path by which it was reached, so that no file is read twice
     files: dict[str, Path] = {}
     for run in runs:

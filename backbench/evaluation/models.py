@@ -63,10 +63,15 @@ def checkpoint_of(
     elif isinstance(given, str | Path):
         found = importing.read(Path(given), encoder=encoder)
     elif isinstance(given, torch.nn.Module):
-        found = importing.checkpoint_of(given, pixels) or _of_module(given, encoder)
+        module = _unwrapped(given)
+        found = importing.checkpoint_of(module, pixels) or _of_module(module, encoder)
     else:
+        advice = ""
+        if isinstance(given, Mapping):
+            advice = "; load a state dict into its module, or write it with torch.save and give the file"
         raise BadInput(
-            f"expected a Checkpoint, torch module or path, not {type(given).__name__}"
+            "expected a Checkpoint, torch module or path, not"
+            f" {type(given).__name__}{advice}"
         )
     if pixels is None:
         if remark := found.provenance.get(PIXELS_FROM):
@@ -76,6 +81,20 @@ def checkpoint_of(
         key: value for key, value in found.provenance.items() if key != PIXELS_FROM
     }
     return found.replace(pixels=pixels, provenance=provenance)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module that torch.compile, DataParallel and the like are wrapped around."""
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    while True:
+        compiled = module._modules.get("_orig_mod")
+        if compiled is not None:
+            module = compiled
+        elif isinstance(module, DataParallel | DistributedDataParallel):
+            module = module.module
+        else:
+            return module
 
 
 def _of_module(module: nn.Module, encoder: str | None) -> Checkpoint:
@@ -97,8 +116,7 @@ def _of_module(module: nn.Module, encoder: str | None) -> Checkpoint:
             # The reader names a temporary file, which is gone by now
             said = str(error).replace(str(file), source)
             raise BadInput(
-                f"{said}; a module of another kind is given as"
-                " backbench.weights.trunk.ModuleTrunk"
+                f"{said}; a module of another kind is given as backbench.ModuleTrunk"
             ) from None
     return found.replace(provenance={**found.provenance, "source": source})
 

@@ -170,12 +170,12 @@ class ModuleTrunk(WrappedTrunk):
         widths: tuple[int, ...] = (),
         size: int | None = None,
         divisor: int = 1,
-        identity: str = "",
+        identity: str | None = "",
     ) -> None:
         super().__init__(module)
         # Until it is evaluated, which gives it a longer name
         self.arch = type(module).__name__
-        self.identity = identity
+        self.identity = identity or ""
         self.feature_dim = feature_dim
         self.size = size
         self.divisor = divisor
@@ -194,6 +194,11 @@ class ModuleTrunk(WrappedTrunk):
             features = self.model(x)
         else:
             features = self._features(self.model, x)
+        if not isinstance(features, Tensor):
+            raise BadInput(
+                f"{self.arch} gives features as a {type(features).__name__}, not as a tensor; say"
+                " which part of it to read by `features`"
+            )
         if features.ndim != 2 or features.shape[1] != self.feature_dim:
             raise BadInput(
                 f"{self.arch} gives features {tuple(features.shape)} for {len(x)} images, not"

@@ -159,7 +159,13 @@ class TimmFamily(TrunkFamily):
 
         arch = f"{PREFIX}{about['architecture']}"
         trunk = timm_trunk.TimmTrunk(arch, self.default_reading(arch))
-        timm_trunk.refuse_other_module(module, trunk, int(about["input_size"][-1]))
+        side = int(about["input_size"][-1])
+        options = timm_trunk.options_of(module, trunk)
+        if options:
+            arch = self.with_options(arch, options)
+            trunk = timm_trunk.TimmTrunk(arch, self.default_reading(arch))
+            side = int(options.get("img_size", side))
+        timm_trunk.refuse_other_module(module, trunk, side)
         if about["architecture"] in ARCHS:
             # A ResNet is a trunk here under its own name.
             arch = about["architecture"]

@@ -1,5 +1,6 @@
 """Builds the network of a timm model and reads its features and maps; resizes position embeddings."""
 
+import copy
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -422,6 +423,32 @@ class TimmTrunk(WrappedTrunk):
         )
 
 
+def options_of(module: nn.Module, trunk: TimmTrunk) -> dict[str, str]:
+    """Return the size, patch, depth and heads of a module of timm's that differ from the trunk's."""
+    options = {}
+    ours = _shape_of(trunk.model)
+    for key, value in _shape_of(module).items():
+        if key in ours and value != ours[key]:
+            options[key] = str(value)
+    return options
+
+
+def _shape_of(model: TimmModule) -> dict[str, int]:
+    """Return the options of timm's that a network's modules tell, where they tell them."""
+    shape = {}
+    patches = getattr(model, "patch_embed", None)
+    for key in ("img_size", "patch_size"):
+        sides = getattr(patches, key, None)
+        # No option says two sides
+        if isinstance(sides, tuple) and len(set(sides)) == 1:
+            shape[key] = int(sides[0])
+    if is_transformer(model):
+        shape["depth"] = len(model.blocks)
+        shape["embed_dim"] = int(model.embed_dim)
+        shape["num_heads"] = int(model.blocks[0].attn.num_heads)
+    return shape
+
+
 def refuse_other_module(module: nn.Module, trunk: TimmTrunk, side: int) -> None:
     """Raise BadInput if the module has other features than the trunk with the module's weights.
 
@@ -430,21 +457,30 @@ def refuse_other_module(module: nn.Module, trunk: TimmTrunk, side: int) -> None:
     # 1. The same weights
     state = module.state_dict()
     names = trunk.state_dict().keys()
-    trunk.load_state_dict(
-        {name: state[name] for name in names if name in state}, strict=True
-    )
-    # 2. The features of one random image
+    try:
+        trunk.load_state_dict(
+            {name: state[name] for name in names if name in state}, strict=True
+        )
+    except RuntimeError:
+        raise _other_module(trunk, "tensors") from None
+    # 2. The features of one random image, in the trunk's precision
     x = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
-    device = next(module.parameters()).device
-    training = module.training
+    model: TimmModule = module
+    if any(each.dtype != torch.float32 for each in module.parameters()):
+        model = copy.deepcopy(module).float()
+    device = next(model.parameters()).device
+    training = model.training
     with torch.no_grad():
-        model: TimmModule = module.eval()
-        theirs = model.forward_features(x.to(device)).cpu()
+        theirs = model.eval().forward_features(x.to(device)).cpu()
         ours = trunk.eval().model.forward_features(x)
-    module.train(training)
+    model.train(training)
     same = theirs.shape == ours.shape
     if not same or not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-4):
-        raise BadInput(
-            f"this module is not timm's {parse(trunk.arch).model} as it is registered: its features"
-            " differ; give it as backbench.weights.trunk.ModuleTrunk"
-        )
+        raise _other_module(trunk, "features")
+
+
+def _other_module(trunk: TimmTrunk, what: str) -> BadInput:
+    return BadInput(
+        f"this module is not timm's {parse(trunk.arch).model} as it is registered: its {what}"
+        " differ; give it as backbench.ModuleTrunk"
+    )

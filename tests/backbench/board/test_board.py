@@ -130,6 +130,7 @@ def test_the_last_recorded_of_duplicates_counts_and_is_said(tmp_path):
         tmp_path / "runs" / "b", [old, a_result(metric="top5"), a_result(metric="top5")]
     )
     board = collect([tmp_path / "runs", tmp_path / "runs" / "a"])
+    assert collect(str(tmp_path / "runs")).rows == board.rows
     assert [c.value for c in board.cells.values()] == [91.0, 91.25]
     assert len(board.problems) == 1
     assert "measured twice: 91.0" in board.problems[0]

@@ -67,9 +67,18 @@ def test_a_module_is_named_and_read_as_a_file_of_its_weights():
     assert found.provenance["source"].startswith("module ")
     assert found.provenance["source"].endswith("Wrapped")
     assert torch.equal(found.state_dict["conv1.weight"], module.encoder.conv1.weight)
-    with pytest.raises(BadInput, match=r"^module .*Linear: .*ModuleTrunk$") as error:
+    # What is wrapped around a module is no part of it
+    compiled = torch.nn.Module()  # as torch.compile's, which takes seconds to load
+    compiled._orig_mod = torch.nn.DataParallel(module)
+    for wrapped in (torch.nn.DataParallel(module), compiled):
+        same = models.checkpoint_of(wrapped, None, None)
+        assert (same.name, same.digest) == ("Wrapped", found.digest)
+    said = r"^module .*Linear: .* is given as backbench\.ModuleTrunk$"
+    with pytest.raises(BadInput, match=said) as error:
         models.checkpoint_of(torch.nn.Linear(2, 2), None, None)
     assert "module.pt" not in str(error.value)
+    with pytest.raises(BadInput, match=r"not dict; load a state dict into its module"):
+        models.checkpoint_of({}, None, None)
 
 
 def test_weights_lie_in_a_file_of_their_own(tmp_path):

@@ -53,6 +53,22 @@ def test_features_of_another_shape_are_refused():
         maps(torch.rand(2, 3, 2, 2))
 
 
+def test_what_is_no_tensor_is_refused():
+    twice = ModuleTrunk(
+        nn.Flatten(), feature_dim=12, features=lambda net, x: (net(x), x)
+    )
+    with pytest.raises(
+        BadInput,
+        match=r"^Flatten gives features as a tuple, not as a tensor; say which",
+    ):
+        twice(torch.rand(2, 3, 2, 2))
+
+
+def test_no_identity_may_be_written_as_none():
+    trunk = ModuleTrunk(nn.Flatten(), feature_dim=12, identity=None)
+    assert importing.checkpoint_of(trunk).arch.startswith("python:Flatten~")
+
+
 def test_maps_come_with_their_strides_and_widths():
     def stages(module, x):
         return [module(x)]

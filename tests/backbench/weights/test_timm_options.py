@@ -282,6 +282,36 @@ def test_a_module_of_timms_is_known_by_its_configuration():
     assert family.of_module(resnet)[0] == "resnet18"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_of_timms_has_the_options_that_it_was_made_with(dtype):
+    options = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32}
+    module = timm.create_model("vit_tiny_patch16_224", num_heads=2, **options)
+    module = module.to(dtype)
+    arch, _ = TimmFamily().of_module(module)
+    assert arch == (
+        "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,img_size=32,num_heads=2,patch_size=8"
+    )
+    assert next(module.parameters()).dtype == dtype  # as it was
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("test_convnext", {"in_chans": 1}),
+        ("test_vit", {"img_size": (32, 64)}),
+        ("test_vit", {"global_pool": "avg"}),
+    ],
+)
+def test_a_module_that_no_option_makes_is_refused(model, options):
+    module = timm.create_model(model, num_classes=0, **options)
+    with pytest.raises(
+        BadInput,
+        match=f"^this module is not timm's {model} as it is registered: its tensors differ;"
+        r" give it as backbench\.ModuleTrunk$",
+    ):
+        TimmFamily().of_module(module)
+
+
 def test_a_module_that_was_changed_is_refused():
     module = timm.create_model("test_convnext", num_classes=0)
     for block in module.modules():
