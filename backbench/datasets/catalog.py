@@ -81,8 +81,12 @@ def class_folder(name: str) -> Dataset:
             everything = reading.read(container, base)
             if len(everything.classes) < 2:
                 only = "".join(everything.classes[:1])
+                file = container.files[0]
+                around = ""
+                if all(path.count("/") > 1 for path in everything.paths):
+                    around = f" if that is a folder around the classes, call the file {only}{file.suffix};"
                 raise BadInput(
-                    f"{container.files[0]}: one class alone, '{only}'; the classes must be the first"
+                    f"{file}: one class alone, '{only}';{around} the classes must be the first"
                     " folders in it, or below train/ and test/"
                 )
         refuse_misspelled(everything.classes, base)

@@ -783,10 +783,17 @@ def test_folders_in_an_archive_that_are_no_classes(tmp_path):
     # Equal names and sizes in one file
     assert contents.whole(train) != contents.whole(test)
     zipped(tmp_path / "renamed.zip", "pictures/a/1.jpg", "pictures/b/2.jpg")
-    with pytest.raises(
-        BadInput, match=r"renamed\.zip: one class alone, 'pictures'; the classes"
-    ):
+    around = r"renamed\.zip: one class alone, 'pictures'; if .* call the file pictures\.zip; the"
+    with pytest.raises(BadInput, match=around):
         catalog.load("renamed", tmp_path)
+    for folder in "ab":
+        for n in range(3):
+            names.append(f"pictures/{folder}/{n}.jpg")
+    zipped(tmp_path / "pictures.zip", *(n for n in names if n.startswith("pictures")))
+    assert len(catalog.load("pictures", tmp_path).train.classes) == 2
+    zipped(tmp_path / "alone.zip", "cat/1.jpg", "cat/2.jpg", "cat/3.jpg")
+    with pytest.raises(BadInput, match=r"alone\.zip: one class alone, 'cat'; the cl"):
+        catalog.load("alone", tmp_path)
 
 
 def test_a_tar_file_cut_between_two_members_or_with_one_name_twice_is_refused(tmp_path):
