@@ -111,6 +111,7 @@ def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
     """Read the files as checkpoints. Weights that two files hold are measured once."""
     from backbench.weights.checkpoint import PIXELS_FROM
     from backbench.weights.importing import read
+    from backbench.weights.shared_names import told_apart
 
     out: dict[str, Checkpoint] = {}
     names: dict[str, Path] = {}
@@ -124,4 +125,4 @@ def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
             continue
         out[checkpoint.digest] = checkpoint
         names[checkpoint.digest] = path
-    return list(out.values())
+    return told_apart(list(out.values()), list(names.values()))

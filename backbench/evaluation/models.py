@@ -37,6 +37,7 @@ def read_models(
     # A path and a module are no sequences, a text is one model
     several = isinstance(given, Sequence) and not isinstance(given, str)
     found: dict[str, Checkpoint] = {}
+    files: list[object] = []
     for each in given if several else [given]:  # type: ignore[union-attr]
         one = checkpoint_of(each, encoder, pixels)  # type: ignore[arg-type]
         one = one.described(name or None, method, epochs)
@@ -46,7 +47,12 @@ def read_models(
             )
         else:
             found[one.digest] = one
-    return list(found.values())
+            files.append(each)
+    if name:
+        return list(found.values())
+    from backbench.weights.shared_names import told_apart
+
+    return told_apart(list(found.values()), files)
 
 
 def checkpoint_of(
