@@ -143,7 +143,7 @@ VERBS: dict[str, MeasuringVerb] = {
     ),
     "ood": MeasuringVerb(takes=("datasets", "protocol", "pack"), needs=("datasets",)),
     "semisup": MeasuringVerb(
-        takes=("percent", "lists", "protocol"), needs=("percent",)
+        takes=("datasets", "percent", "lists", "protocol"), needs=("percent",)
     ),
     "finetune": MeasuringVerb(takes=("datasets", "protocol"), needs=("datasets",)),
     "analyze": MeasuringVerb(takes=("datasets", "pack"), needs=("datasets",)),

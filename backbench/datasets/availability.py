@@ -83,6 +83,10 @@ def datasets_there(request: Request) -> None:
                 )
     elif isinstance(request, FinetuneRequest | AnalyzeRequest):
         all_there([request.dataset], request.data)
+    elif isinstance(request, SemisupRequest):
+        dataset = request.dataset or _labelled_in(request)
+        if dataset is not None:
+            all_there([dataset], request.data)
     elif isinstance(request, PretrainRequest):
         if request.images is not None or request.data is None:
             return
@@ -110,12 +114,23 @@ def out_inside(request: Request) -> None:
     elif isinstance(request, FinetuneRequest | AnalyzeRequest):
         names = [request.dataset]
     elif isinstance(request, SemisupRequest):
-        names = [request.dataset or "imagenet"]
+        names = [request.dataset or _labelled_in(request) or "imagenet"]
     elif isinstance(request, PretrainRequest) and request.images is None:
         names = _pretrained_on(request)
     elif isinstance(request, DetectRequest) and request.dataset is not None:
         names = [request.dataset]
     outside.refuse_inside(request.data, names, request.out)
+
+
+def _labelled_in(request: SemisupRequest) -> str | None:
+    """Return the dataset that a protocol of `semisup` names; None where it names none or is no
+    protocol, which is said where it is read."""
+    try:
+        recipe = config.read_recipe(config.find_recipe(request.protocol, "transfer"))
+        dataset = config.apply_overrides(recipe, request.overrides).get("dataset")
+    except BadInput:
+        return None
+    return dataset if isinstance(dataset, str) else None
 
 
 def _pretrained_on(request: PretrainRequest) -> list[str]:

@@ -350,6 +350,9 @@ class Expansion:
         options = dataclasses.asdict(evaluation)
         for name in ("pack", "resources", "seeds", "again", "lists", "pretrained_on"):
             del options[name]
+        # A published list is of its protocol. Another one decides which labels are seen.
+        if evaluation.lists and evaluation.datasets:
+            options["list"] = _list_digest(evaluation)
         slug = f"{_kind(evaluation)}-s{seed}-{config.fingerprint(options)[:6]}"
         # 2. Which checkpoints share a pass over the dataset, and which are measured alone
         alone: list[Subject] = []
@@ -470,6 +473,11 @@ def content_digest(path: Path) -> str:
         file.seek(max(0, size - (1 << 20)))
         sha.update(file.read())
     return sha.hexdigest()
+
+
+def _list_digest(evaluation: Evaluation) -> str:
+    file = Path(str(evaluation.lists)) / f"{evaluation.percent}percent.txt"
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
 
 
 def _argv(

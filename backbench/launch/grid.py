@@ -282,14 +282,36 @@ def _one_per_dataset(entry: Mapping[str, object], where: str) -> list[Evaluation
     return [dataclasses.replace(one, datasets=(name,)) for name in datasets]
 
 
+def _with_lists(evaluation: Evaluation, grid: Grid, where: str) -> Evaluation:
+    """Give a part of the labels the grid's `lists` where they are of its dataset, its protocol's own.
+    Labels of another dataset are drawn, as `backbench semisup` does it."""
+    protocol = evaluation.protocol or "semisup"
+    recipe = config.read_recipe(config.find_recipe(protocol, "transfer"))
+    own = recipe.get("dataset")
+    if own is None and not evaluation.datasets:
+        raise BadInput(
+            f"{where}: semisup by '{protocol}' needs `datasets`, as it names none itself"
+        )
+    if evaluation.datasets and evaluation.datasets[0] != own:
+        return evaluation
+    if not grid.lists and _prints_a_list(recipe, evaluation.percent):
+        raise BadInput(
+            f"{where}: semisup needs `lists: DIR` with 1percent.txt and 10percent.txt"
+        )
+    return dataclasses.replace(evaluation, lists=grid.lists)
+
+
+def _prints_a_list(recipe: Mapping[str, object], percent: int | None) -> bool:
+    """Return True if a protocol names the published list of this part of the labels."""
+    parts = recipe.get("parts")
+    part = parts.get(str(percent)) if isinstance(parts, Mapping) else None
+    return isinstance(part, Mapping) and part.get("list") is not None
+
+
 def _checked(evaluation: Evaluation, grid: Grid, where: str) -> Evaluation:
-    """Give the evaluation the grid's `lists` if it has none; refuse files that are not there."""
+    """Give the evaluation the grid's `lists` if it needs them; refuse files that are not there."""
     if evaluation.verb == "semisup" and not evaluation.lists:
-        evaluation = dataclasses.replace(evaluation, lists=grid.lists)
-        if not grid.lists:
-            raise BadInput(
-                f"{where}: semisup needs `lists: DIR` with 1percent.txt and 10percent.txt"
-            )
+        evaluation = _with_lists(evaluation, grid, where)
     if evaluation.lists:
         file = Path(evaluation.lists) / f"{evaluation.percent}percent.txt"
         if not file.is_file():

@@ -69,7 +69,7 @@ def test_a_semisup_run_lies_outside_of_its_dataset(root):
         availability.out_inside(words(root, "semisup", out=root / "mine" / "x"))
 
 
-@pytest.mark.parametrize("verb", [v for v in VERBS if v != "pretrain"])
+@pytest.mark.parametrize("verb", [*(v for v in VERBS if v != "pretrain"), "semisup"])
 def test_a_dataset_that_is_not_there_is_refused_by_each_verb(root, verb):
     request = words(root, verb)
     availability.refuse(request)
@@ -77,6 +77,15 @@ def test_a_dataset_that_is_not_there_is_refused_by_each_verb(root, verb):
     (root / name).rename(root / "gone")
     with pytest.raises(BadInput, match=f"{root / name}: no such folder; expected"):
         availability.refuse(request)
+
+
+def test_the_dataset_that_a_part_of_labels_names_itself_is_there(root):
+    line = ["semisup", TRUNK, "--percent", "1", "--data", str(root), "--out", "r"]
+    with pytest.raises(BadInput, match=f"{root / 'imagenet'}"):
+        availability.datasets_there(parse(line))
+    # A protocol that names none, or is none, is refused where it is read
+    for name in ("semisup_own", "no-such-protocol"):
+        availability.datasets_there(parse([*line, "--protocol", name]))
 
 
 @pytest.mark.parametrize(

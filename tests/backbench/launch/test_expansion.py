@@ -358,6 +358,22 @@ def test_a_jobs_kind_has_what_tells_it_from_others(lab):
         assert job.name.split("/")[1].startswith(f"{job.like}-s0-")
 
 
+def test_two_lists_of_labels_of_one_dataset_are_two_jobs(lab):
+    part = {"verb": "semisup", "percent": 10, "protocol": "semisup_own"}
+    part["datasets"] = ["mine"]
+    evaluate = [part]
+    for name, line in (("a", "x.png"), ("b", "y.png"), ("again", "x.png")):
+        (lab.root / name).mkdir()
+        (lab.root / name / "10percent.txt").write_text(f"{line}\n")
+        evaluate.append({**part, "lists": str(lab.root / name)})
+    jobs = jobs_of(lab, lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate))
+    drawn, *listed = jobs
+    assert "--lists" not in drawn.argv
+    folders = [str(lab.root / "a"), str(lab.root / "b")]
+    assert [value_of("--lists", job) for job in listed] == folders
+    assert {value_of("--dataset", job) for job in jobs} == {"mine"}
+
+
 def test_names_are_made_of_letters_that_every_file_system_has():
     assert folder_name("a b/c:ü.+d-") == "a-b-c-ü.+d"
     assert folder_name("///") == "x"

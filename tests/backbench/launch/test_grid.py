@@ -1,5 +1,7 @@
 """Grids as files: what is refused, and that the shipped ones read."""
 
+import dataclasses
+
 import pytest
 import yaml
 
@@ -39,6 +41,10 @@ from backbench.recipes import config
         ("evaluate: [{verb: detect, config: mask_rcnn}]", "no recipe 'mask_rcnn'"),
         ("evaluate: [{verb: detect}]", "'detect' needs 'config' or 'datasets'"),
         ("evaluate: [table3]", "semisup needs `lists: DIR`"),
+        (
+            "evaluate: [{verb: semisup, percent: 10, protocol: semisup_own}]",
+            "semisup by 'semisup_own' needs `datasets`",
+        ),
         ("{evaluate: [table3], lists: nowhere}", "nowhere/1percent.txt: no such file"),
         ("checkpoints: [gone.safetensors]", "gone.safetensors: no such file or folder"),
         ("checkpoints: [gone/*.safetensors]", "'gone/*.safetensors' matches no file"),
@@ -139,6 +145,27 @@ def test_tables_three_and_four_have_the_grids_words(tmp_path):
     (tmp_path / "1percent.txt").unlink()
     with pytest.raises(BadInput, match=f"semisup: {tmp_path}/1percent.txt: no such"):
         evaluations(grid, "x.yaml")
+
+
+def test_a_part_of_the_labels_of_ones_own_folder_needs_no_list(tmp_path):
+    (tmp_path / "10percent.txt").touch()
+    part = {"verb": "semisup", "percent": 10}
+    grid = Grid(
+        name="x",
+        lists=str(tmp_path),
+        evaluate=(
+            {**part, "protocol": "semisup_own", "datasets": ["mine", "yours"]},
+            {**part, "datasets": ["imagenet"]},
+            {**part, "protocol": "semisup_tiny"},
+        ),
+    )
+    mine, yours, published, digits = evaluations(grid, "x.yaml")
+    assert (mine.datasets, yours.datasets) == (("mine",), ("yours",))
+    # The grid's lists are of ImageNet, or of the dataset that a protocol names
+    assert (mine.lists, yours.lists) == (None, None)
+    assert (published.lists, digits.lists) == (str(tmp_path), str(tmp_path))
+    without = dataclasses.replace(grid, lists=None, evaluate=grid.evaluate[::2])
+    assert [one.lists for one in evaluations(without, "x.yaml")] == [None] * 3
 
 
 def test_a_sweep_has_its_own_words_or_the_grids():
