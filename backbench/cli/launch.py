@@ -254,6 +254,12 @@ def _say(plan: Plan, what: str, runs: Path) -> None:
     log.info(", ".join([new, *counted(counts)]))
     if counts["failed"]:
         log.info(f"{advised('retry', runs)} starts the failed ones again")
+    for file, names in plan.outdated.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        log.warning(
+            f"{file}: holds other weights than {runs / names[0]}{more} measured; remove what is"
+            " outdated (--dry-run lists it) and run again"
+        )
     for path in plan.waiting:
         log.info(
             f"waiting for {path}: no {path}/{CHECKPOINT_FILE} yet; run again then, or --watch"

@@ -92,6 +92,7 @@ class Expansion:
         self.packed: dict[str, None] = {}
         # Pretrainings outside RUNS that have not written their checkpoint yet
         self.waiting: list[str] = []
+        self.measures: dict[str, tuple[str, ...]] = {}  # job -> its checkpoints' files
         # Jobs that train once more, to tell how far trainings differ
         self.again: set[str] = set()
         self._seen: set[str] = set()  # contents and labels of what the grid names
@@ -401,9 +402,11 @@ class Expansion:
                     key = (label, evaluation.datasets[0], geometry)
                     fills_cache.add(self._features.setdefault(key, name))
         data, out = self._folders(name)
+        files = tuple(subject.file for subject in pack)
+        self.measures[name] = files
         return Job(
             name=name,
-            argv=_argv(evaluation, [s.file for s in pack], seed, data, out),
+            argv=_argv(evaluation, files, seed, data, out),
             like=_kind(evaluation),
             cells=cells,
             needs=tuple(subject.maker for subject in pack if subject.maker is not None),

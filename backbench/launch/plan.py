@@ -3,7 +3,14 @@
 import dataclasses
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +23,11 @@ from backbench.launch.grid import Grid
 from backbench.launch.job import Job, command_kind, finished
 from backbench.launch.view import ACTIVE, Snapshot, State, StateName
 from backbench.recipes import fast
+from backbench.records import owed_rows
 from backbench.requests.options import Request
 from backbench.requests.parsing import parse
 from backbench.runs.terminal import log
+from backbench.weights import header
 
 # `launch run` submits jobs in these states again, but a blocked one only if what it needs has not
 # failed. Failed jobs wait for `launch retry`.
@@ -42,6 +51,8 @@ class Plan:
     waiting: list[str]  # folders of pretrainings without a checkpoint yet
     # Names of the jobs that train once more, with another seed
     again: set[str] = field(default_factory=set)
+    # A checkpoint's file -> the jobs that are done with other weights than it holds now
+    outdated: dict[str, list[str]] = field(default_factory=dict)
 
 
 def make_plan(
@@ -89,9 +100,35 @@ def make_plan(
             state = State("blocked", failed_need)
         known[job.name] = state
         states[job.name] = state
+    done = {name for name, state in known.items() if state.name == "done"}
     return Plan(
-        without_done(list(new.values()), states), known, wanted.waiting, wanted.again
+        new=without_done(list(new.values()), states),
+        known=known,
+        waiting=wanted.waiting,
+        again=wanted.again,
+        outdated=_outdated(wanted.measures, done, runs),
     )
+
+
+def _outdated(
+    measures: Mapping[str, Sequence[str]], done: Container[str], runs: Path
+) -> dict[str, list[str]]:
+    """Return checkpoint file -> its jobs that are done with other weights than it holds now.
+
+    A pretraining that was made anew lies in the folder of the old one, whose evaluations are done."""
+    digests: dict[str, str | None] = {}
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, files in measures.items():
+        if name not in done:
+            continue
+        measured = {number[0] for number in owed_rows.numbers(runs / name)}
+        for file in files:
+            if file not in digests:
+                digests[file] = header.digest(Path(file))
+            digest = digests[file]
+            if digest is not None and digest not in measured:
+                found[file].append(name)
+    return found
 
 
 def _failed_need(
@@ -239,6 +276,10 @@ def plan_text(plan: Plan, cluster: Cluster) -> str:
                 lines.append(f"    backbench {shlex.join(job.argv)}")
     for name, state in plan.known.items():
         lines.append(f"skipped ({state.name}): {name}")
+    for file, names in plan.outdated.items():
+        lines += [
+            f"outdated (other weights than {file} holds now): {name}" for name in names
+        ]
     for path in plan.waiting:
         lines.append(f"waiting for a checkpoint: {path}")
     repeated = sum(job.name in plan.again for job in plan.new)

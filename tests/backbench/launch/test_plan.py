@@ -1,8 +1,10 @@
 """The plan of a grid: the missing jobs, their arrays, and what a dry run shows."""
 
 import re
+import shutil
 
 import pytest
+from support import fake_verbs
 
 from backbench.errors import BadInput
 from backbench.launch.clusters import read_cluster
@@ -56,6 +58,38 @@ def test_dry_run_prints_the_missing_jobs_and_what_is_done(lab, capsys):
         ("c", "d2"),
     ]
     assert sorted(lab.root.glob("runs/.launch/submissions/*")) == before
+
+
+def test_numbers_of_other_weights_than_a_file_holds_now_are_told(lab, capsys, caplog):
+    """A pretraining that is made anew has the folder of the old one, and other weights."""
+    grid = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1", "d2"))
+    cluster = lab.cluster("local")
+    assert lab.run(grid, cluster, "runs") == 0
+    (made,) = (lab.root / "runs/pretrain").glob("*/backbone.safetensors")
+    again = lab.root / "again.safetensors"
+    fake_verbs.write_checkpoint(again, "again")
+    caplog.clear()
+    assert lab.run(grid, cluster, "runs") == 0
+    assert "outdated" not in caplog.text
+    again.replace(made)
+    assert lab.run(grid, cluster, "runs") == 0
+    (told,) = [line for line in caplog.messages if "outdated" in line]
+    assert told.startswith(
+        f"{made}: holds other weights than {lab.root / 'runs'}/demo_"
+    )
+    assert " and 1 more measured; remove what is outdated" in told
+    capsys.readouterr()
+    assert lab.run(grid, cluster, "runs", "--dry-run") == 0
+    shown = re.findall(
+        r"^outdated \(.*\): (\S+)$", capsys.readouterr().out, re.MULTILINE
+    )
+    assert len(shown) == 2
+    # The next run measures what was removed
+    shutil.rmtree(lab.root / "runs" / shown[0])
+    shutil.rmtree(lab.root / "runs" / shown[1])
+    caplog.clear()
+    assert lab.run(grid, cluster, "runs") == 0
+    assert "2 jobs to run" in caplog.text and "outdated" not in caplog.text
 
 
 def test_boxes_that_are_not_here_are_named_once_each(tmp_path, caplog):
