@@ -42,6 +42,7 @@ from backbench.untrusted import jsons
 from backbench.weights import archs, header
 
 LONGEST_NAME = 80  # characters of what people chose, in a folder's name
+DIGITS = 8  # of a checkpoint's digest, in the name of its folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,8 +211,24 @@ class Expansion:
             # checkpoint; a foreign file is known by part of its content.
             digest = header.digest(path)
             stem = source.name or path.name.removesuffix(path.suffix)
-            label = f"{_short(stem)}-{(digest or content_digest(path))[:8]}"
+            label = f"{_short(stem)}-{(digest or content_digest(path))[:DIGITS]}"
+            if digest is not None and source.name is None:
+                label = self._label_of_weights(label)
             self._add(label, source, str(path), digest=digest)
+
+    def _label_of_weights(self, label: str) -> str:
+        """Return the label under which these weights were measured, if only their file was renamed."""
+        if label in self._measured:
+            return label
+        digits = label[-DIGITS - 1 :]
+        return next((one for one in self._measured if one.endswith(digits)), label)
+
+    @functools.cached_property
+    def _measured(self) -> dict[str, None]:
+        """The labels of what was measured or submitted before: a set that keeps its order."""
+        submitted = (cell.partition("/")[0] for cell in self._claimed)
+        folders = sorted(self._runs.iterdir()) if self._runs.is_dir() else []
+        return dict.fromkeys([*submitted, *(folder.name for folder in folders)])
 
     def _files(self, source: Source, where: str) -> Iterator[Path]:
         """Yield the checkpoint files and the folders of pretrainings that an entry names."""

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from support import fake_verbs
 
 from backbench.errors import BadInput
 from backbench.launch.expansion import Expansion, folder_name
@@ -356,6 +357,26 @@ def test_a_jobs_kind_has_what_tells_it_from_others(lab):
         (cell,) = job.cells
         assert cell == job.name
         assert job.name.split("/")[1].startswith(f"{job.like}-s0-")
+
+
+def test_a_renamed_file_keeps_its_folders(lab):
+    pattern = lab.checkpoints("a", "b")
+    grid = lab.grid(checkpoints=[pattern], evaluate=lab.linear("d1"))
+    before = jobs_of(lab, grid)
+    file = lab.root / "ck" / "a.safetensors"
+    renamed = file.rename(file.with_name("mine.safetensors"))
+    claimed = {cell: job.name for job in before for cell in job.cells}
+    after = jobs_of(lab, grid, claimed=claimed)
+    assert {job.name for job in after} == {job.name for job in before}
+    assert str(renamed) in {job.argv[1] for job in after}
+    # Without records, the folders are known
+    for job in before:
+        (lab.root / "runs" / job.name).mkdir(parents=True)
+    assert {job.name for job in jobs_of(lab, grid)} == {job.name for job in before}
+    # Other weights under the old name are another checkpoint
+    fake_verbs.write_checkpoint(file, "other")
+    names = {job.name for job in jobs_of(lab, grid)}
+    assert len(names - {job.name for job in before}) == 1
 
 
 def test_two_lists_of_labels_of_one_dataset_are_two_jobs(lab):
