@@ -11,6 +11,8 @@ Sign flips need six units: five have 16 outcomes, so no p is below 0.06.
 
 A test over images takes a pair's columns that it can test: those of which both rows kept their
 predictions and whose training noise is known. So a column that cannot be tested yet changes nothing.
+It takes the mean over the columns, each in its own unit: its usual difference between two rows, or
+twice that difference's standard error where it is larger (both, as the sides of a right angle).
 """
 
 import itertools
@@ -25,6 +27,7 @@ from backbench.stats.training_noise import TrainingNoise
 
 FEWEST = 6
 MOST_BY_IMAGES = 100  # rows whose resampled values are compared, pair by pair
+CLEAR = 2.0  # standard errors: a difference that one column shows by itself
 
 
 class Trainings(NamedTuple):
@@ -89,11 +92,20 @@ def compared_pairs(
             if trainings is not None and few:
                 noises = list(itertools.compress(trainings.noises, used))
                 counted = Trainings(noises, trainings.runs[:, used])
-            moved = noise[:, used] / scales[None, :, None]
             lists = None
             if images is not None:
                 lists = ColumnImages(of_name, images[used])
-            mean, variance, df = _over_images(scaled, scales, moved, counted, lists)
+            # A column whose rows differ by noise alone would count as much as one that tells them
+            # apart, and drown it: its unit is no less than what such a test can see
+            errors = _errors(noise[:, used], counted, lists)
+            wide = np.hypot(scales, CLEAR * errors)
+            mean, variance, df = _over_images(
+                scaled * (scales / wide),
+                wide,
+                noise[:, used] / wide[None, :, None],
+                counted,
+                lists,
+            )
         known = variance > 0
         t = np.abs(mean)[known] / np.sqrt(variance[known])
         p = np.ones(len(first))
@@ -167,6 +179,29 @@ def _differences(
         each[n] = gap.sum(0) / np.maximum(shared, 1)
         count += shared > 0
     return each, count
+
+
+def _errors(
+    noise: np.ndarray, trainings: Trainings | None, lists: ColumnImages | None
+) -> np.ndarray:
+    """Return the usual standard error of a difference of two rows in each column (columns,), in
+    points; 0 where no two rows kept their predictions. `noise` (rows, columns, resamples) is how
+    values move on resamples."""
+    kept = np.isfinite(noise).all(2)
+    variance = np.zeros(noise.shape[1])
+    for c, rows in enumerate(kept.T):
+        if rows.sum() < 2:
+            continue
+        moved = noise[rows, c]
+        # The mean over pairs of the variance of their difference
+        own = (moved - moved.mean(0)).var(1, ddof=1).sum()
+        variance[c] = 2 * own / (len(moved) - 1)
+        if trainings is not None and trainings.noises[c].known:
+            runs = 1 / trainings.runs[rows, c]
+            variance[c] += 2 * trainings.noises[c].excess * runs.mean()
+        if lists is not None and np.isfinite(lists.counts[c]):
+            variance[c] += (100 / lists.counts[c]) ** 2
+    return np.sqrt(variance)
 
 
 def _over_images(

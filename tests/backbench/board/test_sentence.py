@@ -131,9 +131,19 @@ SITUATIONS = [
     Situation(
         "ahead in one column, equal in the other",
         {"a": {KNN: 80, FEW: 70}, "b": {KNN: 60, FEW: 70}},
-        "No clear winner: a and b cannot be told apart over all 2 "
-        "measurements. Best by a paired test: a in Nearest neighbours; nobody"
-        " in the other one.",
+        "a leads alone over all 2 measurements: rank 1 of 2 with 95% confidence,"
+        " for these measurements on other images. Best by a paired test: a in"
+        " Nearest neighbours; nobody in the other one.",
+    ),
+    Situation(
+        "ahead in two columns, one image behind in the third",
+        {
+            "a": {KNN: 80, FEW: 60, LOGREG: 70},
+            "b": {KNN: 80.25, FEW: 50, LOGREG: 60},
+        },
+        "a leads alone over all 3 measurements: rank 1 of 2 with 95% confidence,"
+        " for these measurements on other images. Best by a paired test: a in"
+        " Logistic regression and Few labels; nobody in the other one.",
     ),
     Situation(
         "one protocol each",

@@ -349,6 +349,44 @@ def test_few_images_tell_no_more_apart_than_their_paired_test(images, columns):
     assert decided
 
 
+def test_a_column_that_shows_nothing_hides_nothing():
+    """A row that is 8 standard errors ahead in two columns leads, however small its difference in a
+    third one is; and of equals few are told apart."""
+    rng = np.random.default_rng(10)
+
+    def drawn(gaps):
+        moved = rng.normal(size=(2, len(gaps), 500))
+        values = 60 + np.array([gaps, [0.0] * len(gaps)])
+        return of(values, noise=moved, images=np.full(len(gaps), 1000.0))
+
+    for third in (-1.0, -0.1, 0.0, 0.1, 1.0):
+        assert drawn([11.0, 11.0, third]).above[0, 1], third
+    equals = [drawn(rng.normal(scale=2**0.5, size=3)).above.any() for _ in range(300)]
+    assert np.mean(equals) < 0.06
+
+
+def test_the_error_of_a_column_is_that_of_a_difference_of_two_rows():
+    rng = np.random.default_rng(11)
+    noise = rng.normal(size=(4, 3, 400)) * np.array([1.0, 3.0, 1.0])[None, :, None]
+    noise += 5 * rng.normal(size=(1, 3, 400))  # what all rows share
+    noise[3, 1] = NAN
+    noise[1:, 2] = NAN
+    runs = np.array([[1, 2, 1], [4, 1, 1], [1, 1, 1], [2, 1, 1]])
+    noises = [TrainingNoise(3.0, 2.0, 6), NOTHING_TRAINED, NOTHING_TRAINED]
+    lists = column_comparisons.ColumnImages(np.zeros(3, int), np.array([50.0, 25, 9]))
+    found = column_comparisons._errors(
+        noise, column_comparisons.Trainings(noises, runs), lists
+    )
+    for c, rows in ((0, range(4)), (1, range(3))):
+        squares = []
+        for a, b in itertools.combinations(rows, 2):
+            own = (noise[a, c] - noise[b, c]).var(ddof=1)
+            own += noises[c].excess * (1 / runs[a, c] + 1 / runs[b, c])
+            squares.append(own + (100 / lists.counts[c]) ** 2)
+        assert found[c] == pytest.approx(np.mean(squares) ** 0.5)
+    assert found[2] == 0, "nobody to differ from"
+
+
 def test_an_image_counts_in_the_unit_of_its_column():
     """A gap of 10 points over 30 images is tested alike, whatever the columns' spreads are."""
     scaled = np.array([[10.0, 1.0], [0.0, 0.0]])
