@@ -163,8 +163,13 @@ class Cell:
     note: str = ""
     # False if nothing was kept to verify one of the parts: such a number never leads
     backed: bool = True
-    # False where verify/flaws.py knows why the number is not ranked
-    settled: bool = True
+    # Why the number is not ranked (verify/flaws.py); "" where it is
+    why_unsettled: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """False where the number is not ranked."""
+        return not self.why_unsettled
 
     @property
     def values(self) -> list[float]:
@@ -417,7 +422,7 @@ def _cell(parts: list[Measurement]) -> Cell:
     why = ""
     for result, _ in parts:
         why = why or flaws.flaw(result)
-    cell.settled = not why
+    cell.why_unsettled = why
     remark = why or flaws.remark(parts[0].result)
     if remark:
         cell.note = joined("; ", cell.note, remark)
@@ -496,7 +501,9 @@ def _average(cells: Sequence[Cell | None]) -> Cell | None:
             freedom.append(len(cell.values) - 1 if seeds_differ else math.inf)
         average.ci95 = confidence.of_mean(values, intervals, freedom)
     average.backed = all(cell.backed for cell in there)
-    average.settled = all(cell.settled for cell in there)
+    average.why_unsettled = next(
+        (cell.why_unsettled for cell in there if not cell.settled), ""
+    )
     return average
 
 

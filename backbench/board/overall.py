@@ -33,6 +33,7 @@ from backbench.records import label_curve
 from backbench.stats import column_comparisons, rank_intervals, resampling
 from backbench.stats.column_comparisons import FEWEST
 from backbench.tasks import TASKS
+from backbench.verify import flaws
 
 # The names of the sets
 ALL = "all columns"
@@ -524,6 +525,7 @@ def _missing(
         _never_together(board, connected, sets, labels),
         _trained_once(board, sets, labels, main),
         _nothing_kept(board, labels),
+        _not_ranked(board, connected, labels),
         _without_ranks(board, connected, labels),
         _at_another_size(board, labels),
     ]
@@ -641,20 +643,52 @@ def _nothing_kept(board: Board, labels: dict[str, str]) -> str:
     return f"nothing kept to test or rank: {some(whose)} in {where}"
 
 
+def _not_ranked(
+    board: Board, connected: Sequence[Sequence[Row]], labels: dict[str, str]
+) -> str:
+    """Name the numbers that stand in the table and are not ranked, with the reason: the highest of a
+    column may be one."""
+    told: list[Column] = []
+    if len(connected) > 1:
+        told = _unsettled_together(board, *connected[:2])
+    of_reasons: dict[str, dict[Column, list[str]]] = {}
+    for column in board.main_columns():
+        for row, cell in board.measured(column):
+            if cell.settled or not cell.backed or column.dataset == AVERAGE:
+                continue
+            whose = of_reasons.setdefault(flaws.in_short(cell.why_unsettled), {})
+            if column not in told:
+                whose.setdefault(column, []).append(labels[row.checkpoint])
+    names = short_names(board.main_columns())
+    clauses = []
+    for reason, of_columns in of_reasons.items():
+        # Columns of the same rows are told together
+        places: dict[tuple[str, ...], list[Column]] = {}
+        for column, rows in of_columns.items():
+            places.setdefault(tuple(sorted(rows)), []).append(column)
+        words = [
+            f"{some(rows)} in {as_places(columns, [], names)}"
+            for rows, columns in places.items()
+        ]
+        if words:
+            clauses.append(f"not ranked, as {reason}: {some(words)}")
+    return "; ".join(clauses)
+
+
 def _without_ranks(
     board: Board, connected: Sequence[Sequence[Row]], labels: dict[str, str]
 ) -> str:
     """Name the checkpoints without a number that can be ranked, if nothing else names them."""
     ranked = {row for rows in connected for row in rows}
-    unbacked = set()
+    named = set()  # of what has nothing kept, or is not settled
     for column in board.main_columns():
         for row, cell in board.measured(column):
-            if not cell.backed:
-                unbacked.add(row.checkpoint)
+            if not cell.backed or not cell.settled:
+                named.add(row.checkpoint)
     left = [
         labels[row.checkpoint]
         for row in board.measured_rows
-        if row not in ranked and row.checkpoint not in unbacked
+        if row not in ranked and row.checkpoint not in named
     ]
     return f"without a number that can be ranked: {some(left)}" if left else ""
 

@@ -1,6 +1,7 @@
 """Reasons why a number stands on the board but is not ranked, each by its row alone."""
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ def flaw(result: Result) -> str:
         left = ""
         if isinstance(gradient, float):
             left = f": its gradient is {gradient:.1e}"
+        if chosen.get("scores"):
+            # Of several fits any may be the one that stopped, and it may not be the chosen one
+            what = f"a fit has not converged{left and left.replace('its', 'the')}, and"
+            return f"{what} more iterations may move this number or choose another fit"
         return f"the fit has not converged{left}, and more iterations would move this number"
     # 3. A trunk that was trained on the very test images, perhaps under another dataset's name.
     datasets = [result.dataset]
@@ -42,6 +47,11 @@ def flaw(result: Result) -> str:
         if dataset in datasets and split == (result.split or "test"):
             return f"its trunk was trained on {name}: it has seen the test images"
     return ""
+
+
+def in_short(why: str) -> str:
+    """Return a flaw without its details: `a fit has not converged`."""
+    return re.split(": |, ", why, maxsplit=1)[0]
 
 
 def remark(result: Result) -> str:

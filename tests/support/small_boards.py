@@ -40,6 +40,7 @@ class Held:
     )
     converged: bool = True
     size: tuple[int, int] | None = None  # of its images: measured, trained
+    seen: bool = False  # whether its trunk was trained on the test images
     command: str | None = None
 
 
@@ -106,6 +107,8 @@ def a_row(run: Path, name: str, kind: Kind, held: Held, seed: int) -> Result:
     if held.kept:
         file = f"{metric}-{held.value:g}-{seed}"
         provenance["predictions"] = keep(run, file, **arrays)
+    if held.seen:
+        provenance["trained_on"] = [f"{dataset}:test"]
     if held.size:
         measured, trained = held.size
         provenance["size"] = {

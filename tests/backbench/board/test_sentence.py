@@ -414,7 +414,20 @@ SITUATIONS = [
         "a fit that has not converged",
         {"a": {KNN: 70, LOGREG: Held(90, converged=False)}, "b": {KNN: 50, LOGREG: 60}},
         "a leads alone over Nearest neighbours: rank 1 of 2 with 95%"
-        " confidence, for this measurement on other images.",
+        " confidence, for this measurement on other images. Not ranked, as the fit has"
+        " not converged: a in Logistic regression.",
+    ),
+    Situation(
+        "the highest number of each of two columns is of trunks that saw the images",
+        {
+            "a": {KNN: Held(90, seen=True), FEW: 60},
+            "b": {KNN: 70, FEW: Held(80, seen=True)},
+            "c": {KNN: 50, FEW: 40},
+        },
+        "a and b lead the 3 over all 2 measurements and were never measured together,"
+        " with 95% confidence for these measurements on other images. None is best on"
+        " any single measurement by a paired test. Not ranked, as its trunk was trained"
+        " on cifar:test: a in Nearest neighbours and b in Few labels.",
     ),
     Situation(
         "a fit that has not converged in the only column of both",

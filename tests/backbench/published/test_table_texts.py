@@ -96,7 +96,7 @@ def test_the_boards_page_has_its_ranks_values_marks_and_columns(board, ranked):
         "2. `knn/digits/top1_k20@knn-demo-v1~unknown`",
     ]
     knn = board.columns[1]
-    board.cells["d" * 64, knn].settled = False
+    board.cells["d" * 64, knn].why_unsettled = "it is so"
     board.standings[knn] = {"d" * 64: UNSETTLED}
     text = tables.board_page(board, [])
     assert f"{MARKS} {UNFINISHED} Columns:" in text
