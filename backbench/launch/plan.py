@@ -30,7 +30,7 @@ from backbench.runs.terminal import log
 from backbench.weights import header
 
 # `launch run` submits jobs in these states again, but a blocked one only if what it needs has not
-# failed. Failed jobs wait for `launch retry`.
+# failed. Failed jobs wait for `launch retry`, unless their command has changed.
 AGAIN: tuple[StateName, ...] = ("cancelled", "stopped", "lost", "blocked")
 # Images of ImageNet's size that one core of an Intel Xeon prepares in a second
 # (benchmarks/ratios.csv). A core of an EPYC prepares three times as many.
@@ -92,7 +92,8 @@ def make_plan(
         # spite of one, where somebody wants the number anew.
         state = states.get(job.name, State("done"))
         lost_its_files = state.name == "done" and not finished(job, runs)
-        if lost_its_files or state.name in AGAIN:
+        is_another = state.name == "failed" and _is_another(job, snapshot)
+        if lost_its_files or is_another or state.name in AGAIN:
             failed_need = _failed_need(job, states, new)
             if failed_need is None:
                 new[job.name] = job
@@ -108,6 +109,13 @@ def make_plan(
         again=wanted.again,
         outdated=_outdated(wanted.measures, done, runs),
     )
+
+
+def _is_another(job: Job, snapshot: Snapshot) -> bool:
+    """Return True if a job's command is not the recorded one, as where another folder of data or a
+    renamed checkpoint is given now. `launch retry` would repeat the old one."""
+    record = snapshot.records.get(job.name)
+    return record is not None and record.job.argv != job.argv
 
 
 def _outdated(

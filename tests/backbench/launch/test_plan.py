@@ -92,6 +92,25 @@ def test_numbers_of_other_weights_than_a_file_holds_now_are_told(lab, capsys, ca
     assert "2 jobs to run" in caplog.text and "outdated" not in caplog.text
 
 
+def test_a_failed_job_whose_command_has_changed_goes_again(lab):
+    """`launch retry` repeats the recorded command, which names the folder that was wrong."""
+    lab.dataset("d1", fault="bad")
+    content = {
+        "checkpoints": [lab.checkpoints("a")],
+        "evaluate": lab.linear("d1", "d2"),
+    }
+    grid = lab.grid(**content)
+    cluster = lab.cluster("local")
+    assert lab.run(grid, cluster, "runs") == 1
+    (name,) = [name for name, state in lab.states("runs").items() if state == "failed"]
+    assert lab.run(grid, cluster, "runs") == 0, "the same command waits for `retry`"
+    assert len(lab.attempts("runs")[name]) == 1
+    (lab.root / "other").mkdir()
+    assert lab.run(grid, cluster, "runs", "--data", str(lab.root / "other")) == 0
+    assert set(lab.states("runs").values()) == {"done"}
+    assert len(lab.attempts("runs")[name]) == 2
+
+
 def test_boxes_that_are_not_here_are_named_once_each(tmp_path, caplog):
     looked = []
     jobs = []
