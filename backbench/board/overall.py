@@ -568,7 +568,29 @@ def _never_together(
     column = max(count, key=lambda column: count[column])
     command = commands.measuring(board, column, [ordered[1][0]])
     connects = "them" if len(ordered) == 2 else "the first two"
-    return f"never measured together: {listed(words)}; `{command}` connects {connects}"
+    apart = f"never measured together{_why_apart(board, ordered[0], ordered[1])}"
+    return f"{apart}: {listed(words)}; `{command}` connects {connects}"
+
+
+def _why_apart(board: Board, one: Sequence[Row], other: Sequence[Row]) -> str:
+    """Say where both groups were measured alike, but for the images or the recipe of one name: a
+    dataset that was changed in between, say."""
+    found: list[dict[tuple[object, ...], Column]] = []
+    for rows in (one, other):
+        columns: dict[tuple[object, ...], Column] = {}
+        for column in board.main_columns():
+            if column.dataset != AVERAGE and any(
+                board.cell(row, column) is not None for row in rows
+            ):
+                columns.setdefault(column.without_marks, column)
+        found.append(columns)
+    for alike, column in found[0].items():
+        if alike not in found[1]:
+            continue
+        if column.protocol != found[1][alike].protocol:
+            return f", as their recipes of {alike[3]} differ"
+        return f", as their images of {column.dataset} differ"
+    return ""
 
 
 def _unsettled_together(

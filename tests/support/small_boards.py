@@ -40,6 +40,7 @@ class Held:
     )
     converged: bool = True
     size: tuple[int, int] | None = None  # of its images: measured, trained
+    list_name: str = ""  # of test images, where it is not the usual one
     seen: bool = False  # whether its trunk was trained on the test images
     command: str | None = None
 
@@ -91,7 +92,7 @@ def _write_one(folder: Path, name: str, kind: Kind, held: Held, seed: int) -> No
 def a_row(run: Path, name: str, kind: Kind, held: Held, seed: int) -> Result:
     """One number, whose predictions are kept in the folder `run`."""
     task, dataset, metric, *_ = kind
-    about = boards.held_of(kind, f"{IMAGES}", IMAGES)
+    about = boards.held_of(kind, f"{IMAGES}{held.list_name}", IMAGES)
     manifest = about.get("manifests", {}).get("test") or boards.digest_of(about["val"])
     # 1. The easiest images are right, but for a few of the trunk's and the training's own
     hard = boards.generator(f"{dataset} {task}").normal(size=IMAGES)

@@ -146,6 +146,18 @@ SITUATIONS = [
         " Logistic regression and Few labels; nobody in the other one.",
     ),
     Situation(
+        "a dataset that was changed before half of the trunks were measured",
+        {
+            "a": {KNN: 80},
+            "b": {KNN: 80},
+            "c": {KNN: Held(70, list_name="changed")},
+        },
+        "No clear winner: a and b cannot be told apart over Nearest neighbours on cifar."
+        " Never measured together, as their images of cifar differ: {a, b} and c;"
+        " `backbench linear trunks/c.safetensors --datasets cifar --protocol knn --data"
+        " data --out runs/c-knn` connects them.",
+    ),
+    Situation(
         "one protocol each",
         {"a": {KNN: 80}, "b": {KNN_32: 60}},
         "No two checkpoints share a measurement: nothing here can be compared."
