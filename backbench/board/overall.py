@@ -30,6 +30,7 @@ from backbench.board.column_words import as_places, short_names
 from backbench.board.verdict import NAMED, RankedGroup, in_braces, listed, some
 from backbench.datasets.catalog import TWELVE
 from backbench.records import label_curve
+from backbench.records.column_keys import USUAL_SPLIT
 from backbench.stats import column_comparisons, rank_intervals, resampling
 from backbench.stats.column_comparisons import FEWEST
 from backbench.tasks import TASKS
@@ -122,7 +123,11 @@ def values_of(
         if column in column_index and checkpoint in row_index and ranks_by(cell):
             values[row_index[checkpoint], column_index[column]] = cell.value
     there = np.flatnonzero(~np.isnan(values).all(axis=1))
-    datasets = [f"{column.dataset}:{column.split or ''}" for column in columns]
+    datasets = []
+    for column in columns:
+        # Other lists of a dataset hold most of its images: they are no other dataset
+        split = (column.split or USUAL_SPLIT).partition("~")[0]
+        datasets.append(f"{column.dataset}:{split}")
     return [measured[i] for i in there], values[there], datasets
 
 

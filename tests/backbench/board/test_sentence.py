@@ -819,3 +819,18 @@ def test_of_many_groups_three_have_a_verdict_and_the_others_are_counted(
         4: ", {e, f} and 2 other groups",
     }
     assert never == f"Never measured together: {{a, b}}, {{c, d}}{ends[groups]}"
+
+
+def test_another_list_of_three_datasets_does_not_make_six(tmp_path):
+    """Six datasets are enough to speak of others like them; three that each changed are not."""
+    for list_name in ("usual", "changed"):
+        table = {
+            name: {kind: Held(value, list_name=list_name) for kind in NEIGHBOURS[:3]}
+            for name, value in (("a", 80), ("b", 70))
+        }
+        write(tmp_path / list_name, table)
+    board = collect([tmp_path])
+    (of,) = overall(board)
+    assert len(of.columns) == 6
+    assert (of.standing.over, of.is_decided) == ("columns", True)
+    assert "other datasets like these" not in answer(board, [of])
