@@ -28,7 +28,7 @@ from backbench.stats.training_noise import FEWEST, NOTHING_TRAINED, TrainingNois
 from backbench.tasks import ORDER, TASKS
 from backbench.untrusted import printable
 from backbench.verify import column_noise, flaws, verification
-from backbench.verify.paired_tests import compare
+from backbench.verify.paired_tests import compare, of_draws
 
 # Where a row comes from
 MEASURED = "measured"
@@ -580,12 +580,20 @@ def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | N
             noise,
             value=_plain_difference(a, b, files_a, files_b),
         )
-    seeds = sorted(files_a.keys() & files_b.keys())
+    shared = sorted(files_a.keys() & files_b.keys())
+    seeds_a, seeds_b = shared, shared
+    if not shared and noise is NOTHING_TRAINED:
+        # Nothing was trained, so any seed of the one stands beside any of the other; labels that
+        # a seed draws must be the same
+        seeds_a, seeds_b = sorted(files_a)[:1], sorted(files_b)[:1]
+        of_both = [files_a[s] for s in seeds_a] + [files_b[s] for s in seeds_b]
+        if any(of_draws(file, column.metric) for file in of_both):
+            return None
     tested = compare(
-        [files_a[seed] for seed in seeds],
-        [files_b[seed] for seed in seeds],
+        [files_a[seed] for seed in seeds_a],
+        [files_b[seed] for seed in seeds_b],
         column.metric,
-        value=_plain_difference(a, b, seeds, seeds),
+        value=_plain_difference(a, b, seeds_a, seeds_b),
     )
     if tested is None or noise.known:
         return tested

@@ -52,6 +52,12 @@ def of_seeds(files: Sequence[Path], metric: str) -> SeedScores | None:
     return SeedScores(np.stack(scores), images, kept[0])
 
 
+def of_draws(file: Path, metric: str) -> bool:
+    """Return True if the predictions in a file are those of several draws of labels."""
+    one = of_seeds([file], metric)
+    return one is not None and one.images is None and one.scores.ndim > 2
+
+
 def classes_of(x: Arrays, metric: str) -> np.ndarray | None:
     """Return the class of each image (N,) where the metric is a mean over classes."""
     return x["label"] if metric.startswith("mean_per_class") else None

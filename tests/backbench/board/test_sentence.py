@@ -834,3 +834,22 @@ def test_another_list_of_three_datasets_does_not_make_six(tmp_path):
     assert len(of.columns) == 6
     assert (of.standing.over, of.is_decided) == ("columns", True)
     assert "other datasets like these" not in answer(board, [of])
+
+
+def test_neighbours_of_other_seeds_are_compared_and_draws_of_labels_are_not(
+    tmp_path, monkeypatch
+):
+    """Nothing is drawn for neighbours, so seed 1 of one lab stands beside seed 0 of another."""
+    write(tmp_path, {"a": {KNN: 80}, "b": {KNN: 60}})
+    file = tmp_path / "knn-cifar-knn-v1" / "b" / "results.jsonl"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "seed": 1}) + "\n")
+    board = collect([tmp_path])
+    (column,) = board.main_columns()
+    (_, first), (_, second) = board.measured(column)
+    found = difference(board, column, first, second)
+    assert found is not None and found.value == pytest.approx(20)
+    said = answer(board, overall(board))
+    assert said.startswith("a leads alone over Nearest neighbours")
+    # Other labels were drawn by another seed
+    monkeypatch.setattr("backbench.board.board.of_draws", lambda file, metric: True)
+    assert difference(board, column, first, second) is None

@@ -6,7 +6,7 @@ import pytest
 from backbench.records import predictions
 from backbench.stats import paired_differences, training_noise
 from backbench.verify import column_noise
-from backbench.verify.paired_tests import compare
+from backbench.verify.paired_tests import compare, of_draws
 
 
 def keep(run, name, manifest="m", **arrays):
@@ -262,3 +262,11 @@ def test_means_over_seeds_are_compared_over_images_and_trainings(tmp_path):
     # Without the noise, seeds are draws
     draws = paired_differences.of_draws_and_images(1.0 * hits[:2] - hits[3:])
     assert compare(files[:2], files[3:], "top1") == draws
+
+
+def test_predictions_of_several_draws_are_known(tmp_path):
+    label = np.arange(6) % 2
+    for draws, prediction in ((False, label), (True, np.stack([label] * 3))):
+        file = keep(tmp_path, f"draws-{draws}", prediction=prediction, label=label)
+        assert of_draws(file, "top1") == draws
+    assert not of_draws(tmp_path / "none.npz", "top1")
