@@ -175,8 +175,11 @@ def _file_of(board: Board, row: Row) -> Path:
                 if row.name in (str(model), model.stem, model.parent.name):
                     return model
             # Records to publish keep no folders, and many files have the name of the pretraining's
-            if len(models) == 1 and models[0].name != CHECKPOINT_FILE:
-                return models[0]
+            if len(models) == 1:
+                # A grid's pretrainings are told apart by their folders
+                is_told = models[0].name != CHECKPOINT_FILE or models[0].parent.name
+                if is_told:
+                    return models[0]
             # A file's name need not be its checkpoint's; `evaluate` keeps a copy of each
             if isinstance(request, EvaluateRequest):
                 kept = kept_checkpoint(request.out, row.checkpoint)

@@ -222,17 +222,18 @@ def test_a_model_of_evaluate_is_known_by_its_name_or_its_digest(name, file):
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
+    ("name", "folder", "file"),
     [
         # Every pretraining's file has this name, so its folder tells it
-        ("lorac", "lorac.safetensors"),
-        ("run", "runs/run/backbone.safetensors"),
-        (".- under/x y", "under-x-y.safetensors"),
-        ("...", f"{'a' * 12}.safetensors"),
+        ("lorac", "runs/run/", "runs/run/backbone.safetensors"),
+        ("run", "runs/run/", "runs/run/backbone.safetensors"),
+        ("lorac", "", "lorac.safetensors"),
+        (".- under/x y", "", "under-x-y.safetensors"),
+        ("...", "", f"{'a' * 12}.safetensors"),
     ],
 )
-def test_a_pretrainings_file_is_known_by_its_folder(name, file):
-    command = LINEAR.replace("ck/a.safetensors", "runs/run/backbone.safetensors")
+def test_a_pretrainings_file_is_known_by_its_folder(name, folder, file):
+    command = LINEAR.replace("ck/a.safetensors", f"{folder}backbone.safetensors")
     assert proposed(a_row(name=name, command=command)).checkpoints == (Path(file),)
 
 

@@ -853,3 +853,19 @@ def test_neighbours_of_other_seeds_are_compared_and_draws_of_labels_are_not(
     # Other labels were drawn by another seed
     monkeypatch.setattr("backbench.board.board.of_draws", lambda file, metric: True)
     assert difference(board, column, first, second) is None
+
+
+def test_the_command_on_top_names_the_trunk_that_a_grid_pretrained(tmp_path):
+    """Its row has the recipe's name, and its file that of all pretrainings."""
+    command = (
+        "backbench linear {}backbone.safetensors --datasets cifar --data d --out r"
+    )
+    for folder, file in (
+        ("runs/pretrain/simclr-s0-1a2b/", "runs/pretrain/simclr-s0-1a2b/backbone"),
+        ("", "a"),  # records to publish keep no folders
+    ):
+        held = Held(70, command=command.format(folder))
+        table = {"a": {LINEAR: held}, "b": {LINEAR: 60}}
+        board = board_of(tmp_path / f"runs{len(folder)}", table)
+        said = answer(board, overall(board))
+        assert f"`backbench linear {file}.safetensors" in said
