@@ -38,18 +38,23 @@ def check(base: Path) -> tuple[list[str], list[str]]:
     said.append(
         f"boxes in {boxes.layout}'s layout, {len(scored.categories)} classes: {classes}"
     )
-    for place, use in enumerate(("trained on", "scored")):
-        split = (train, scored)[place]
+    # What is said of boxes, outlines and keypoints, once each
+    of_train = list(train.notes)
+    of_scored = list(scored.notes)
+    for pair in (drawn, posed):
+        if pair is not None:
+            of_train += pair[0].notes
+            of_scored += pair[1].notes
+    for split, use, notes in (
+        (train, "trained on", of_train),
+        (scored, "scored", of_scored),
+    ):
         part = split.name.replace(f"own_{base.name}_", "")
         said.append(
             f"{part}: {len(split.records)} images, {use}; {_objects(split)} objects;"
             f" sha256 of the list {split.lists_digest}"
         )
-        # What is said of outlines and keypoints, too, once each
-        notes = dict.fromkeys(split.notes)
-        for more in (drawn, posed):
-            notes |= dict.fromkeys(more[place].notes if more else ())
-        for note in (*notes, *evaluate.health(split)):
+        for note in (*dict.fromkeys(notes), *evaluate.health(split)):
             wrong.append(f"{part}: {note}")
     said += _without_objects(train, scored)
     wrong += _alike(scored.categories)
@@ -92,12 +97,11 @@ def _alike(categories: Sequence[str]) -> list[str]:
     for name in categories:
         other = spelled.setdefault("".join(name.lower().split()), name)
         if other != name:
-            by = (
-                ["capital letters"]
-                if "".join(other.split()) != "".join(name.split())
-                else []
-            )
-            by += ["blanks"] if other.lower() != name.lower() else []
+            by = []
+            if "".join(other.split()) != "".join(name.split()):
+                by.append("capital letters")
+            if other.lower() != name.lower():
+                by.append("blanks")
             wrong.append(
                 f"classes '{other}' and '{name}' differ by {' and '.join(by)} alone; if they are"
                 " one, spell it in one way"

@@ -35,8 +35,10 @@ def flaw(result: Result) -> str:
             left = f": its gradient is {gradient:.1e}"
         if chosen.get("scores"):
             # Of several fits any may be the one that stopped, and it may not be the chosen one
-            what = f"a fit has not converged{left and left.replace('its', 'the')}, and"
-            return f"{what} more iterations may move this number or choose another fit"
+            return (
+                f"a fit has not converged{left}, and more iterations may move this number or choose"
+                " another fit"
+            )
         return f"the fit has not converged{left}, and more iterations would move this number"
     # 3. A trunk that was trained on the very test images, perhaps under another dataset's name.
     datasets = [result.dataset]
