@@ -11,8 +11,8 @@ Sign flips need six units: five have 16 outcomes, so no p is below 0.06.
 
 A test over images takes a pair's columns that it can test: those of which both rows kept their
 predictions and whose training noise is known. So a column that cannot be tested yet changes nothing.
-It takes the mean over the columns, each in its own unit: its usual difference between two rows, or
-twice that difference's standard error where it is larger (both, as the sides of a right angle).
+It takes the mean over the columns, each in its own unit, whose square is the sum of two: that of its
+usual difference between two rows, and that of twice such a difference's standard error.
 """
 
 import itertools
