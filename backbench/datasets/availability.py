@@ -42,7 +42,10 @@ def refuse(request: RunRequest | DetectRequest | EvaluateRequest) -> None:
             f"--data {request.data}: {no_folder(request.data)}; it holds one folder per dataset"
             " (`backbench data list`)"
         )
-    datasets_there(request)
+    # Of a dataset that its protocol names, the program of `semisup` looks at the lists of labels first
+    by_protocol = isinstance(request, SemisupRequest) and request.dataset is None
+    if not by_protocol:
+        datasets_there(request)
 
 
 def weight_files(request: Request) -> None:

@@ -706,7 +706,7 @@ WRONG = {
             ),
             shutil.copytree(b / "images/train", b / "images", dirs_exist_ok=True),
         ],
-        "instances.json: its name tells no split, and .* is beside it; call it train",
+        "instances.json: its name tells no split, and test and val are beside it; call it train",
     ),
     "images in a folder below the others": (
         "YOLO",
