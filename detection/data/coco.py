@@ -184,16 +184,9 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
     """
     data = _lists(text, task)
     # 1. Categories get labels from 0 in the order of their ids, because COCO's ids have gaps.
-    categories = _without_groups(data, task)
+    categories = _categories(data, task)
     ids = tuple(category["id"] for category in categories)
     names = tuple(category["name"] for category in categories)
-    if len(set(names)) < len(names):
-        twice = max(names, key=names.count)
-        same = " and ".join(str(id) for id, name in zip(ids, names) if name == twice)
-        raise BadInput(
-            f"two categories have the name '{twice}' (ids {same}), and objects; rename one, or give"
-            " the objects of both one id"
-        )
     label_of: dict[int | str, int] = {id: label for label, id in enumerate(ids)}
     keypoints: tuple[str, ...] = ()
     if task.keypoints:
@@ -282,24 +275,34 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
     )
 
 
-def _without_groups(
-    data: CocoFile[CocoObject], task: DetectionTask
-) -> list[CocoCategory]:
-    """Return the categories in the order of their ids, without what Roboflow lists beside them: the
-    group of the classes, which has no object, where it is called as a class is, or where keypoints
-    are wanted and it has none."""
+def _categories(data: CocoFile[CocoObject], task: DetectionTask) -> list[CocoCategory]:
+    """Return the categories in the order of their ids. Raises BadInput for two of one name with
+    objects.
+
+    Left out is what Roboflow lists beside the classes: their group, which has no object, where it is
+    called as a class is, or where keypoints are wanted and it has none."""
     used = {row["category_id"] for row in data["annotations"]}
-    kept: dict[str, list[CocoCategory]] = {}
-    # Those with objects first, so that a group is known by the class that is there
-    for category in sorted(
-        data["categories"], key=lambda c: (c["id"] not in used, c["id"])
-    ):
-        of_name = kept.setdefault(category["name"], [])
-        if category["id"] in used or not of_name:
-            of_name.append(category)
-    categories = [category for of_name in kept.values() for category in of_name]
-    if task.keypoints and any(c.get("keypoints") for c in categories):
-        categories = [c for c in categories if c["id"] in used or c.get("keypoints")]
+    # 1. Those with objects first, so that a group is known by the class that is there
+    by_use = sorted(
+        data["categories"],
+        key=lambda category: (category["id"] not in used, category["id"]),
+    )
+    of_names: dict[str, CocoCategory] = {}
+    for category in by_use:
+        first = of_names.setdefault(category["name"], category)
+        if first is not category and category["id"] in used:
+            raise BadInput(
+                f"two categories have the name '{category['name']}' (ids {first['id']} and"
+                f" {category['id']}), and objects; rename one, or give the objects of both one id"
+            )
+    # 2. Keypoints are of the classes alone
+    categories = list(of_names.values())
+    if task.keypoints and any(category.get("keypoints") for category in categories):
+        categories = [
+            category
+            for category in categories
+            if category["id"] in used or category.get("keypoints")
+        ]
     return sorted(categories, key=lambda category: category["id"])
 
 
