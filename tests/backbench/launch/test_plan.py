@@ -102,13 +102,16 @@ def test_a_failed_job_whose_command_has_changed_goes_again(lab):
     grid = lab.grid(**content)
     cluster = lab.cluster("local")
     assert lab.run(grid, cluster, "runs") == 1
-    (name,) = [name for name, state in lab.states("runs").items() if state == "failed"]
+    states = lab.states("runs")
+    (name,) = [name for name, state in states.items() if state == "failed"]
+    (done,) = [name for name, state in states.items() if state == "done"]
     assert lab.run(grid, cluster, "runs") == 0, "the same command waits for `retry`"
     assert len(lab.attempts("runs")[name]) == 1
     (lab.root / "other").mkdir()
     assert lab.run(grid, cluster, "runs", "--data", str(lab.root / "other")) == 0
     assert set(lab.states("runs").values()) == {"done"}
     assert len(lab.attempts("runs")[name]) == 2
+    assert len(lab.attempts("runs")[done]) == 1, "what is done is not measured again"
 
 
 def test_boxes_that_are_not_here_are_named_once_each(tmp_path, caplog):
