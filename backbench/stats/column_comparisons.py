@@ -98,11 +98,11 @@ def compared_pairs(
             # A column whose rows differ by noise alone would count as much as one that tells them
             # apart, and drown it: its unit is no less than what such a test can see
             errors = _errors(noise[:, used], counted, lists)
-            wide = np.hypot(scales, CLEAR * errors)
+            units = np.hypot(scales, CLEAR * errors)
             mean, variance, df = _over_images(
-                scaled * (scales / wide),
-                wide,
-                noise[:, used] / wide[None, :, None],
+                scaled * (scales / units),
+                units,
+                noise[:, used] / units[None, :, None],
                 counted,
                 lists,
             )
