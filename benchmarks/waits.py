@@ -36,7 +36,7 @@ Seconds = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Work:
+class Waiting:
     """One thing that is waited for.
 
     `make` writes what it needs into a folder. `wait` takes the tree of some code and that folder,
@@ -145,17 +145,16 @@ def three_readings(folder: Path) -> Seconds:
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
     from torch import nn
-    from torchvision import datasets, models, transforms
+    from torchvision import datasets, models
 
     # 1. Features of each split, once
     network = models.resnet50()
     network.fc = nn.Identity()
     network.eval()
-    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
-    steps.append(transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    as_documented = models.ResNet50_Weights.IMAGENET1K_V1.transforms()
     features, labels = {}, {}
     for split in ("train", "test"):
-        images = datasets.ImageFolder(folder / "own" / split, transforms.Compose(steps))
+        images = datasets.ImageFolder(folder / "own" / split, as_documented)
         batches = torch.utils.data.DataLoader(images, batch_size=64, num_workers=2)
         with torch.inference_mode():
             rows = [network(pixels) for pixels, _ in batches]
@@ -384,18 +383,20 @@ def draws(folder: Path) -> Seconds:
 PARTS = {part.__name__: part for part in (three_readings, starts, five_fits, draws)}
 
 
-def works(pictures: Path | None) -> Mapping[str, Work]:
+def works(pictures: Path | None) -> Mapping[str, Waiting]:
     return {
-        "evaluate": Work(
+        "evaluate": Waiting(
             "one's own folder, ResNet-50",
             lambda folder: make_own_folder(folder, pictures),
             evaluate,
             plain_script,
         ),
-        "hostile": Work("hostile files", make_hostile, hostile),
-        "folders": Work("class folders", make_class_folders, class_folders),
-        "busy": Work("others on the machine", nothing_to_make, beside_others),
-        "ap": Work("COCO's AP and its intervals", make_detections, average_precision),
+        "hostile": Waiting("hostile files", make_hostile, hostile),
+        "folders": Waiting("class folders", make_class_folders, class_folders),
+        "busy": Waiting("others on the machine", nothing_to_make, beside_others),
+        "ap": Waiting(
+            "COCO's AP and its intervals", make_detections, average_precision
+        ),
     }
 
 
@@ -419,7 +420,7 @@ def least(seen: list[Seconds]) -> Seconds:
     return {part: min(seconds.get(part, STOPPED) for seconds in seen) for part in parts}
 
 
-def compare(work: Work, before: Path, folder: Path, turns: int) -> list[str]:
+def compare(work: Waiting, before: Path, folder: Path, turns: int) -> list[str]:
     """Measure the plain script and both codes in turns; return the lines to print."""
     work.make(folder)
     by_script, by_old, by_new = [], [], []

@@ -27,7 +27,7 @@ def test_both_codes_take_turns_and_the_least_seconds_stand(waits, tmp_path):
         seen.append(tree)
         return {"a part": next(seconds)}
 
-    work = waits.Work(
+    work = waits.Waiting(
         "a work",
         make=lambda folder: (folder / "made").touch(),
         wait=wait,
