@@ -3,7 +3,7 @@
 import io
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from backbench.containers import finding, reading
@@ -29,6 +29,7 @@ def pack(name: str, root: Path, kind: str, out: Path) -> None:
             f"{root / name}: neither class folders nor containers; `data pack` is for those"
         )
     outside.refuse_inside(root, [name], out)
+    _refuse_other_forms(out, parts, kind)
     for split, images in parts.items():
         if kind == "folder":
             _write_folder(out / split, images)
@@ -46,6 +47,21 @@ def pack(name: str, root: Path, kind: str, out: Path) -> None:
             )
         print(
             f"{name} {split or 'images'}: {len(written)} images in {out}, the same list"
+        )
+
+
+def _refuse_other_forms(out: Path, parts: Collection[str], kind: str) -> None:
+    """Raise BadInput if OUT holds archives of another kind, or folders beside which archives would
+    lie: a split would be there twice."""
+    there = [
+        file for other in {"tar", "zip"} - {kind} for file in out.glob(f"*.{other}")
+    ]
+    if kind != "folder":
+        there += [out / split for split in parts if split and (out / split).is_dir()]
+    if there:
+        raise BadInput(
+            f"{out}: holds '{min(there).name}', and '{kind}' would write the same images beside it;"
+            " give another --out"
         )
 
 

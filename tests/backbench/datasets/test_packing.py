@@ -97,3 +97,22 @@ def test_an_undivided_dataset_is_packed_once_and_goes_on(alike, capsys, kind):
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*.*")}
     packing.pack("own", alike, kind, out)
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*.*")} == before
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ("zip", "tar", "test-00000.zip"),
+        ("tar", "folder", "test-00000.tar"),
+        ("folder", "zip", "test"),
+    ],
+)
+def test_nothing_is_written_beside_another_form(alike, first, second, named):
+    """Each split would be there twice, and the folder could not be read any more."""
+    out = alike.parent / "out" / "own"
+    packing.pack("own", alike, first, out)
+    before = sorted(out.rglob("*"))
+    with pytest.raises(BadInput, match=f"holds '{named}', and '{second}'"):
+        packing.pack("own", alike, second, out)
+    assert sorted(out.rglob("*")) == before
+    packing.pack("own", alike, first, out)
