@@ -175,6 +175,14 @@ class CocoFile(TypedDict, Generic[Checked]):
     annotations: Annotated[list[Checked], FailFast()]
 
 
+# In refusals
+ROWS_NEED = {
+    "images": "id, file_name, height and width",
+    "categories": "id and name",
+    "annotations": "id, image_id, category_id and bbox",
+}
+
+
 def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
     """Check an annotation file and give every image its objects.
 
@@ -521,8 +529,10 @@ def _refusal(error: ValidationError) -> BadInput:
     if len(path) == 2:
         return BadInput(f"{where}: {value} is not a row of `key: value`")
     if first["type"] == "missing" and len(path) == 3:
-        needed = f"; {OUTLINES_NEEDED}" if path[2] == "segmentation" else ""
-        return BadInput(f"{where} has no '{path[2]}'{needed}")
+        needed = f"each row there needs {ROWS_NEED[str(path[0])]}"
+        if path[2] == "segmentation":
+            needed = OUTLINES_NEEDED
+        return BadInput(f"{where} has no '{path[2]}'; {needed}")
     needed = "; an outline is a list of polygons, [[x, y, x, y, ...]]"
     cure = needed if path[2] == "segmentation" else ""
     return BadInput(f"{where}: {path[2]} {value}: {said}{cure}")

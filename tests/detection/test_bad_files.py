@@ -93,7 +93,10 @@ BAD = {
             first("images", file_name="none.jpg"),
             "are missing, first none.jpg",
         ),
-        "no_height": (without("images", "height"), "has no 'height'"),
+        "no_height": (
+            without("images", "height"),
+            "has no 'height'; each row there needs id, file_name, height and width",
+        ),
         "height_negative": (first("images", height=-128), "height -128"),
         "height_0": (first("images", height=0), "height 0"),
         "width_text": (first("images", width="128"), "width '128'"),

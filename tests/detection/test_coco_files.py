@@ -1,6 +1,7 @@
 """COCO's annotation files by hand: records, what is computed, what is noted, what is refused."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -537,3 +538,16 @@ def test_all_notes_of_a_file_come_together(parse):
 def test_a_byte_order_mark_is_no_part_of_the_file(parse):
     text = json.dumps(a_file(an_object())).encode()
     assert parse(b"\xef\xbb\xbf" + text).records == parse(text).records
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        ("images", coco.CocoImage),
+        ("categories", coco.CocoCategory),
+        ("annotations", coco.CocoBox),
+    ],
+)
+def test_a_refusal_names_all_that_a_row_needs(rows, kind):
+    named = set(re.findall(r"\w+", coco.ROWS_NEED[rows])) - {"and"}
+    assert named == set(kind.__required_keys__)
