@@ -87,6 +87,8 @@ def evaluate(
     out = Path(out)
     # 1. What is wanted, before any weights are read
     root, tasks_there = wanted.place_tasks(tasks, Path(data), out, size=size)
+    plan.refuse_recipes(tasks_there)
+    plan.refuse_places(tasks_there, accelerator, workers)
     wanted.refuse_boxes(root, tasks_there)
     # 2. The models, each read once
     found = models.read_models(

@@ -6,6 +6,7 @@ import contextlib
 import io
 from pathlib import Path
 
+from backbench.datasets import catalog
 from backbench.evaluation.plan import EvaluationPlan, PlannedRun, read_lists
 from backbench.parallel import gpus
 from backbench.records import store
@@ -120,9 +121,10 @@ def _rows_of(plan: EvaluationPlan) -> list[Result]:
     rows: list[Result] = []
     for task in plan.wanted:
         if TASKS[task.task].from_scores:
+            datasets = catalog.names(task.dataset)
             found, _ = store.read(plan.out)
             for row in found:
-                same = (row.task, row.dataset) == (task.task, task.dataset)
+                same = row.task == task.task and row.dataset in datasets
                 if same and row.checkpoint in digests and row.seed == plan.seed:
                     rows.append(row)
             continue

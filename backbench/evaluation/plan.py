@@ -59,7 +59,7 @@ def make_plan(
     accelerator: Accelerator = "auto",
     workers: int | None = None,
 ) -> EvaluationPlan:
-    """EvaluationPlan the runs of the wanted tasks on checkpoint files that are read already."""
+    """Plan the runs of the wanted tasks. The checkpoint files have been read already."""
     plan = EvaluationPlan(
         root=root,
         out=out,
@@ -222,11 +222,18 @@ def _fewer(
 
 
 def refuse_recipes(wanted: Sequence[WantedTask]) -> None:
-    """Raise BadInput for a recipe that is not there, before anything is read."""
+    """Raise BadInput for a recipe that is not there, and for changes that its verb does not take,
+    before anything is read."""
     for task in wanted:
         row = TASKS[task.task]
         if row.from_scores:
             continue
+        recipe, *changes = task.words
+        if changes and row.verb in ("analyze", "detect"):
+            raise BadInput(
+                f"'{changes[0]}' after {task.task}@{recipe}: `backbench {row.verb}` has options for"
+                " that, and takes no changes"
+            )
         several = row.verb == "linear"
         names = task.words[0].split(",") if several else task.words[:1]
         for name in names:

@@ -107,3 +107,20 @@ def test_what_a_run_would_refuse_is_refused_before_the_first_is_measured(
     assert backbench.evaluate(point, tasks[:1], data=mine, out=out) == []
     (plan,) = measured
     assert [run.request.protocol for run in plan.runs] == ["knn_demo"]
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "says"),
+    [
+        ("knn/mine@nobody", {}, "no recipe 'nobody'"),
+        ("analyze/mine@analyze augmentations=4", {}, "takes no changes"),
+        ("faster_rcnn/coco2017", {"accelerator": "cpu"}, "--accelerator and --workers"),
+    ],
+)
+def test_a_task_that_cannot_run_so_is_refused_before_any_model_is_read(
+    tmp_path, mine, task, more, says
+):
+    with pytest.raises(BadInput, match=says):
+        backbench.evaluate(
+            "absent.pth", task, data=mine.parent, out=tmp_path / "runs", **more
+        )

@@ -68,6 +68,11 @@ def test_rows_are_those_of_the_tasks_in_their_order(tmp_path, caplog):
     of_heads = [row for row in found if row.task == "logreg"]
     assert of_heads == [rows["logreg-1"], rows["logreg-2"]]
     assert {row.seed for row in found} == {1}
+    # Of several datasets, each one's
+    both = plan.wanted[1]._replace(dataset="digits,cifar10")
+    of_both = dataclasses.replace(plan, wanted=(both,))
+    datasets = {row.dataset for row in measuring._rows_of(of_both)}
+    assert datasets == {"digits", "cifar10"}
     # 3. A line that cannot be read is said, and the others count
     with (neighbours.out / "results.jsonl").open("a") as file:
         file.write("no row\n")

@@ -268,3 +268,13 @@ def test_detectors_take_no_options_of_place(accelerator, workers):
         BadInput, match="mask_rcnn: --accelerator and --workers are for"
     ):
         refuse_places(boxes, accelerator, workers)
+
+
+@pytest.mark.parametrize(
+    "text", ["analyze@analyze augmentations=4", "faster_rcnn@faster_rcnn_own x=1"]
+)
+def test_changes_that_a_verb_does_not_take_are_refused(text):
+    """They would name a folder, and the run would be that of the recipe as it is."""
+    task = parse_task(text, "mine")
+    with pytest.raises(BadInput, match=f"'{task.words[1]}' after {task.task}@"):
+        planning.refuse_recipes([task])
