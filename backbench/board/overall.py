@@ -396,8 +396,8 @@ def sentences(board: Board, sets: Sequence[Overall]) -> list[str]:
     # 3. What is missing.
     missing = "; ".join(_missing(board, sets, labels, connected, main))
     parts = [part for part in (said, single, missing) if part]
-    # A name that comes first keeps its letters
-    return [f"{said}.", *[f"{part[0].upper()}{part[1:]}." for part in parts[1:]]]
+    # The first part may begin with a checkpoint's name, whose letters stay as they are
+    return [f"{said}.", *[f"{verdict.capitalised(part)}." for part in parts[1:]]]
 
 
 def _labels_saved(board: Board) -> str:
@@ -411,7 +411,7 @@ def _labels_saved(board: Board) -> str:
             points += [(part.result, part.run) for part in cell.parts]
     said = label_curve.sayings(points)
     # The page draws the others
-    return f"{said[0][0].upper()}{said[0][1:]}" if said else ""
+    return verdict.capitalised(said[0]) if said else ""
 
 
 def _verdict(sets: Sequence[Overall]) -> str:
@@ -421,11 +421,8 @@ def _verdict(sets: Sequence[Overall]) -> str:
     for group in ranked[:GROUPS]:
         own = [of for of in sets if of.group == group]
         clauses += _of_group(own)
-    # Only the first clause begins the sentence
-    clauses[1:] = [
-        f"n{clause[1:]}" if clause.startswith("No ") else clause
-        for clause in clauses[1:]
-    ]
+    if not sets[0].begins_with_name:
+        clauses[0] = verdict.capitalised(clauses[0])
     if len(ranked) > GROUPS:
         left = len(ranked) - GROUPS
         more = "1 more group stands" if left == 1 else f"{left} more groups stand"

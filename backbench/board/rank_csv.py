@@ -170,7 +170,9 @@ def answer(ranked: Sequence[RankedGroup], table: ForeignTable) -> str:
     if not clauses:
         clauses = ["no two rows share a column: nothing here can be compared"]
     said = "; ".join(clauses)
-    sentences = [f"{said[0].upper()}{said[1:]}." if said[:3] == "no " else f"{said}."]
+    if not (compared and compared[0].begins_with_name):
+        said = verdict.capitalised(said)
+    sentences = [f"{said}."]
     if len(ranked) > 1:
         words = [verdict.in_braces(group.names) for group in ranked[:NAMED]]
         if len(ranked) > NAMED:
@@ -209,10 +211,16 @@ def read(
     for given in (*lower, *([name] if name else [])):
         if given not in head:
             raise BadInput(f"{file}: no column '{given}'; {nearest(given, head)}")
-    # 1. The published rows of our own tables are never ranked with others.
+    # 1. Published rows, as our own tables have them, are never ranked with measured ones.
     if "source" in head:
         source = head.index("source")
-        body = [(at, line) for at, line in body if line[source] != "published"]
+        measured = [(at, line) for at, line in body if line[source] != "published"]
+        if len(measured) < len(body):
+            log.warning(
+                f"{file}: rows whose 'source' is 'published' are not ranked"
+                f" ({len(body) - len(measured)} of {len(body)})"
+            )
+        body = measured
     # 2. The columns of which most fields that are not empty are numbers.
     numeric = []
     for n, column in enumerate(head):

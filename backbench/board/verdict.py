@@ -30,6 +30,11 @@ class RankedGroup:
         """True if one row leads alone."""
         return len(self.leaders) == 1
 
+    @property
+    def begins_with_name(self) -> bool:
+        """True if `clause` begins with a checkpoint's name, whose letters stay as they are."""
+        return len(self.leaders) < len(self.names)
+
     def interval(self, index: int, between: str) -> str:
         """Return the ends of a row's interval, as `1-4`; one number if they are equal."""
         low, high = self.standing.places[index].interval
@@ -60,18 +65,18 @@ class RankedGroup:
         )
 
     def _nobody(self) -> str:
-        """That nobody leads, and why. Rows that were not tested, or share no column, are not said
+        """Say that nobody leads, and why. Rows that were not tested, or share no column, are not said
         to be alike."""
         whom = everybody(self.names)
         if not self.standing.tested:
             said = (
-                f"No verdict on {whom} over {self.title}: too little was measured, trained again or"
+                f"no verdict on {whom} over {self.title}: too little was measured, trained again or"
                 " kept to test them"
             )
         elif self._all_met(self.leaders):
-            said = f"No clear winner: {whom} cannot be told apart over {self.title}"
+            said = f"no clear winner: {whom} cannot be told apart over {self.title}"
         else:
-            said = f"No clear winner among {whom} over {self.title}"
+            said = f"no clear winner among {whom} over {self.title}"
         return said + self._unmet()
 
     def _any_met(self, indices: Sequence[int]) -> bool:
@@ -104,16 +109,21 @@ def listed(names: Sequence[str]) -> str:
 
 
 def counted(count: int, one: str, several: str) -> str:
-    """A number of things in a sentence: `1 other`, `2 others`."""
+    """Return a count with its noun: `1 other`, `2 others`."""
     return f"{count} {one if count == 1 else several}"
 
 
 def some(names: Sequence[str]) -> str:
-    """NAMED of the names in a sentence, and how many others there are."""
+    """Return at most NAMED of the names in a sentence, and how many others there are."""
     if len(names) <= NAMED:
         return listed(names)
     others = counted(len(names) - NAMED, "other", "others")
     return listed([*names[:NAMED], others])
+
+
+def capitalised(text: str) -> str:
+    """Return a text whose first letter is a capital; the others stay as they are."""
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def everybody(names: Sequence[str]) -> str:

@@ -293,8 +293,8 @@ def plan_text(plan: Plan, cluster: Cluster) -> str:
     repeated = sum(job.name in plan.again for job in plan.new)
     if repeated:
         lines.append(
-            f"{repeated} of them train two checkpoints again with seeds 1 and 2, without which no"
-            " number can be bold; `again=0` leaves them out"
+            f"{repeated} of them train the grid's first checkpoints again with seeds 1 and 2, without"
+            " which no number can be bold; `again=0` leaves them out"
         )
     done = sum(state.name == "done" for state in plan.known.values())
     others = len(plan.known) - done

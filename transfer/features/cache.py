@@ -1,9 +1,11 @@
 """Keeps features on disk, under names that say exactly what they are features of.
 
 The cache is $BACKBENCH_CACHE (default ~/.cache/backbench), and holds at most $BACKBENCH_CACHE_GB
-(default 50) gigabytes: the least recently used entries are removed first. An entry is named by the
-hash of a description of all that decides its content. It is refused if the description beside it is
-another one. Files by suffix:
+(default 50) gigabytes: the least recently used entries are removed first. What a run uses stays,
+even if that is more.
+
+An entry is named by the hash of a description of all that decides its content. It is refused if the
+description beside it is another one. Files by suffix:
 
     .npy         the rows, float32 (N, dim), in the order of the image list
     .json        description, shape and sha256 of the rows, and the file that was last hashed;
@@ -289,7 +291,8 @@ class FeatureCache:
 
     def make_room(self, size: int, keep: set[Path]) -> None:
         """Remove the least recently used entries, and what killed runs left, until `size` more
-        bytes fit. Those of `keep`, and those that a run computes or has mapped, always stay."""
+        bytes fit, or until nothing is left to remove: those of `keep`, and those that a run computes
+        or has mapped, always stay."""
         if size > self.limit:
             raise BadInput(
                 f"{self.folder}: the features need {size / 1e9:.1f} GB, the cache may have"

@@ -364,6 +364,11 @@ def test_fifty_rows_are_printed_and_the_others_counted(tmp_path, capsys, monkeyp
             " columns at least, of as many datasets.",
         ),
         (
+            ["no aug,9,9,9,9,9,9", "y,1,1,1,1,1,1"],
+            "no aug leads alone over all 6 columns: rank 1 of 2 with 95% confidence, for"
+            " other columns like these 6.",
+        ),
+        (
             [
                 f"{name}{',' * n}{n}{',' * (6 - n)}"
                 for n, name in enumerate("abcdef", 1)
@@ -478,3 +483,10 @@ def test_a_folder_of_one_checkpoint_has_nothing_to_rank(tmp_path):
         f"{tmp_path / 'runs'}: no column where two checkpoints have numbers that can be"
         " ranked; a is alone here: nothing to compare it with."
     )
+
+
+def test_published_rows_of_a_table_are_left_out_with_a_word(tmp_path, caplog):
+    file = csv_of(tmp_path, "name,source,a", "x,published,1", "y,measured,2", "z,,3")
+    table = rank_csv.read(file)
+    assert list(table.names) == ["y", "z"]
+    assert "'published' are not ranked (1 of 3)" in caplog.text

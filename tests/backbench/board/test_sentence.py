@@ -193,6 +193,22 @@ SITUATIONS = [
         " runs/d-knn` connects them.",
     ),
     Situation(
+        "two groups, the second led by a name that begins as a verdict does",
+        {
+            "Mix": {KNN: 80},
+            "b": {KNN: 60},
+            "No Crop": {KNN_32: 70},
+            "d": {KNN_32: 50},
+        },
+        "Mix leads alone over Nearest neighbours on cifar by knn-v1: rank 1 of 2"
+        " with 95% confidence, for this measurement on other images; No Crop leads"
+        " alone over Nearest neighbours on cifar by knn-32px-v1: rank 1 of 2"
+        " with 95% confidence, for this measurement on other images. Never"
+        " measured together: {Mix, b} and {No Crop, d}; `backbench linear"
+        " 'trunks/No Crop.safetensors' --datasets cifar --protocol knn --data data --out"
+        " runs/No-Crop-knn` connects them.",
+    ),
+    Situation(
         "a group and a trunk of its own",
         {"a": {KNN: 80}, "b": {KNN: 60}, "c": {KNN_32: 90}},
         "a leads alone over Nearest neighbours on cifar by knn-v1: rank 1 of 2"

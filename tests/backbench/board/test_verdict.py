@@ -87,15 +87,15 @@ def group(names, leaders, apart=(), *, interval=(1, 1), tested=True):
         ),
         (
             group("abc", "abc"),
-            "No clear winner: a, b and c cannot be told apart over all 3 columns",
+            "no clear winner: a, b and c cannot be told apart over all 3 columns",
         ),
         (
             group("abc", "abc", [("a", "c")]),
-            "No clear winner among a, b and c over all 3 columns; a was never measured with c",
+            "no clear winner among a, b and c over all 3 columns; a was never measured with c",
         ),
         (
             group("abcde", "abcde", tested=False),
-            "No verdict on the 5 checkpoints over all 3 columns: too little was measured,"
+            "no verdict on the 5 checkpoints over all 3 columns: too little was measured,"
             " trained again or kept to test them",
         ),
         (
@@ -108,6 +108,7 @@ def group(names, leaders, apart=(), *, interval=(1, 1), tested=True):
 def test_a_verdict_says_who_leads_and_who_never_met(of, says):
     assert of.clause() == says
     assert of.is_decided == ("alone" in says)
+    assert of.begins_with_name == (says[:3] != "no ")
 
 
 def test_an_interval_of_ranks_is_one_number_where_its_ends_are():

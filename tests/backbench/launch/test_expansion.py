@@ -72,7 +72,7 @@ def test_two_checkpoints_train_again_for_all_and_the_dry_run_says_so(lab, capsys
     assert lab.run(grid, lab.cluster("local"), "runs", "--dry-run") == 0
     said = capsys.readouterr().out
     assert "24 jobs, 0 skipped" in said
-    assert "12 of them train two checkpoints again" in said
+    assert "12 of them train the grid's first checkpoints again" in said
     jobs = jobs_of(lab, grid)
     seeds = [value_of("--seed", job) for job in jobs if "--seed" in job.argv]
     assert sorted(seeds) == ["1"] * 6 + ["2"] * 6

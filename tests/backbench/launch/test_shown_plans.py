@@ -70,7 +70,7 @@ def test_a_plan_is_told_array_by_array(cluster):
         "skipped (done): a/10",
         "waiting for a checkpoint: runs/d",
         "waiting for a checkpoint: runs/e",
-        "2 of them train two checkpoints again with seeds 1 and 2, without which no number can be"
+        "2 of them train the grid's first checkpoints again with seeds 1 and 2, without which no number can be"
         " bold; `again=0` leaves them out",
         "7 jobs, 2 skipped as done, 1 others",
     ]
