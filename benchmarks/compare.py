@@ -76,8 +76,11 @@ def save(script: str, seen: Sequence[Ratio]) -> None:
 def write_page(rows: Sequence[dict[str, str]]) -> None:
     """The table of docs/benchmarks.md: a line for each way, a column for each machine."""
     machines = sorted({row["machine"] for row in rows})
-    dates = {m: max(r["date"] for r in rows if r["machine"] == m) for m in machines}
-    heads = [f"{m} ({dates[m]})" for m in machines]
+    heads = []
+    for machine in machines:
+        dates = sorted({row["date"] for row in rows if row["machine"] == machine})
+        first_and_last = dict.fromkeys((dates[0], dates[-1]))
+        heads.append(f"{machine} ({' to '.join(first_and_last)})")
     lines = [
         f"| work | way | against | {' | '.join(heads)} |",
         "|---|---|---|" + "---:|" * len(heads),

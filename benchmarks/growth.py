@@ -30,7 +30,8 @@ NOTE = (
     "A first start on a class folder of your own reads the ends of the files whose size train and"
     " test share. The more files, the more of them share one, so it grows faster until nearly all do;"
     " from then on each file is read once. The second start reads none. It runs in the process of the"
-    " first, whose memory it uses again."
+    " first, whose memory it uses again. The three readings are of ResNet-18s on 90 pictures of 32"
+    " pixels; all checkpoints of one call are in memory, some 95 MB each."
 )
 
 Measured = Callable[[], object]
@@ -208,13 +209,16 @@ WORKS = {
         most=1_000_000,
     ),
     "first": Growing(
-        "Start on it for the first time",
+        "First start on a class folder",
         "images",
         (1000, 10_000, 100_000, 1_000_000),
         first_start,
     ),
     "second": Growing(
-        "Start on it again", "images", (1000, 10_000, 100_000, 1_000_000), second_start
+        "Second start on a class folder",
+        "images",
+        (1000, 10_000, 100_000, 1_000_000),
+        second_start,
     ),
     "classes": Growing(
         "First start, 10 images a class",
@@ -358,7 +362,7 @@ def write_page(points: Points) -> None:
         if slope is not None and slope > STEEP:
             steep.append(f"{work.title.lower()} ({slope:.2f})")
     said = ", ".join(steep) or "nothing"
-    lines += ["", f"Faster than its work grows: {said}.", "", NOTE, ""]
+    lines += ["", f"Costs that grow faster than their work: {said}.", "", NOTE, ""]
     PAGE.write_text("\n".join(lines))
 
 

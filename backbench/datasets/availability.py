@@ -236,7 +236,10 @@ def listed(root: Path) -> list[dict[str, Any]]:
                 base = dataset.base(root)
             except BadInput:
                 row["on_disk"] = MISSING
-                row["wrong"] = f"get {dataset.get}; it belongs in {root / name}"
+                folder = (*dataset.folders, name)[0]
+                row["wrong"] = (
+                    f"get {dataset.get.rstrip(',')}; it belongs in {root / folder}"
+                )
                 continue
             splits = catalog.read_lists(dataset, root)
             row["container"] = hub_tables.described(dataset, base)

@@ -40,7 +40,7 @@ def test_the_page_names_what_grows_faster_than_its_work(growth, tmp_path):
     page = (tmp_path / "growth.md").read_text()
     assert "| Expand a grid | 1,000 jobs | 10.00 | 7 | 2.00 |" in page
     assert "| List a class folder | 10,000 images | 1.00 | 7 | 1.00 |" in page
-    assert "grows: expand a grid (2.00)." in page
+    assert "their work: expand a grid (2.00)." in page
     assert (tmp_path / "growth.svg").read_text().count("CPU s") == 2
 
 

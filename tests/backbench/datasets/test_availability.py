@@ -208,6 +208,9 @@ def test_what_is_below_a_folder_is_listed_with_what_is_wrong(root):
     cifar = rows["cifar10"]
     assert (cifar["on_disk"], cifar["images"]) == ("missing", (50000, None, 10000))
     assert cifar["wrong"].endswith(f"; it belongs in {root / 'cifar10'}")
+    # A set that is ImageNet's own pictures is told where these belong
+    real = rows["imagenet-real"]
+    assert real["wrong"].endswith(f"ImageNet's val; it belongs in {root / 'imagenet'}")
     assert "coco" not in rows
     known = {row["name"] for row in availability.listed(root / "none")}
     assert known == rows.keys() - {"mine", "cells", "odd", "half"}
