@@ -3,7 +3,7 @@
 board         results as a board, and the tests between its rows
 metrics       how the columns of a metric are named, ordered and shown
 groups        which rows common columns connect
-overall       ranks over sets of columns, and who leads in two sentences
+overall       ranks over sets of columns, and who leads in three sentences at most
 verdict       who leads a group of rows, in words
 column_words  how a sentence names columns
 commands      the commands that a board proposes

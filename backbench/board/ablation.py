@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # A value is a list, a mapping, or a word without a space. A name is words, then such pairs only.
-_PAIR = re.compile(r" ([\w.]+)=(\[.*?\]|\{.*?\}|\S+)")
-_NAME = re.compile(rf"(.+?)((?:{_PAIR.pattern.replace('(', '(?:', 2)})+)")
+_VALUE = r"\[.*?\]|\{.*?\}|\S+"
+_PAIR = re.compile(rf" ([\w.]+)=({_VALUE})")
+_NAME = re.compile(rf"(.+?)((?: [\w.]+=(?:{_VALUE}))+)")
 PANELS = 9  # of one figure; the csv has everything
 # The statistics of `analyze` that are drawn, behind the accuracies
 SHOWN = ("nuclear_norm", "view_cosine", "rankme", "class_overlap")

@@ -3,7 +3,8 @@
 A row is a checkpoint. A column is `task/dataset[:split]/metric@protocol[~fingerprint][+engine]`, so
 numbers that were measured differently stand in different columns (records/column_keys.py).
 Published rows (published/board_rows.py) are marked, and never averaged or ranked with measured
-ones. The files beside this one write a board; none of them is imported here.
+ones. Of the files beside this one only `every_eval_ever`, which reads records, and
+`metrics` are imported here; the others take a finished board.
 """
 
 import itertools
@@ -93,7 +94,7 @@ class Column:
             _order_among(self.dataset, _DATASET_ORDER),
             self.dataset,
             self.split or "",
-            *self.weight,
+            *self.place_in_setting,
         )
 
     @property
@@ -114,7 +115,7 @@ class Column:
         return self.task, self.dataset, self.metric, protocol, self.engine
 
     @property
-    def weight(self) -> tuple[int, int, str]:
+    def place_in_setting(self) -> tuple[int, int, str]:
         """The sorting key among the columns of one setting: the smallest is the main column."""
         family = 0
         if self.family:
@@ -192,8 +193,8 @@ class Board:
     cells: dict[tuple[str, Column], Cell] = field(default_factory=dict)
     # Messages for whoever reads the board
     problems: list[str] = field(default_factory=list)
-    # Checkpoint digest -> the word (recipes/fast.py) for how it was pretrained, where that was
-    # not to the papers' letter
+    # Checkpoint digest -> the word (recipes/fast.py) for how it was pretrained, where views or
+    # precision were not those of the paper
     ways: dict[str, str] = field(default_factory=dict)
     # Checkpoint digest -> its pretraining recipe, where that was kept
     recipes: dict[str, Mapping[str, object]] = field(default_factory=dict)
@@ -238,7 +239,7 @@ class Board:
         return [(row, cell) for *_, row, cell in ordered]
 
     def backed(self, column: Column) -> list[tuple[Row, Cell]]:
-        """Those of the measured rows whose value follows from what was kept, best first."""
+        """Return the measured rows whose value can be recomputed from what was kept, best first."""
         return [(row, cell) for row, cell in self.measured(column) if cell.backed]
 
     def measured_columns(self) -> list[Column]:
@@ -399,8 +400,8 @@ def _recorded_last(
     read = [
         ((m.result.checkpoint, column, m.result.seed), m) for m, column in measurements
     ]
-    counts = dict(read)  # in the order in which they were read
-    if len(counts) == len(read):
+    latest = dict(read)  # in the order in which they were read
+    if len(latest) == len(read):
         return measurements
     known: dict[tuple[str, Column, int], Measurement] = {}
     # Among equals (copies of one file, or lines without a time) the later in the order wins.
@@ -412,8 +413,8 @@ def _recorded_last(
                 f" ({new.run}) counts, recorded after {old.result.value} ({old.run})"
             )
         known[key] = new
-        counts[key] = new
-    return [(measurement, column) for (_, column, _), measurement in counts.items()]
+        latest[key] = new
+    return [(measurement, column) for (_, column, _), measurement in latest.items()]
 
 
 def _cell(parts: list[Measurement]) -> Cell:
@@ -511,7 +512,7 @@ def _average(cells: Sequence[Cell | None]) -> Cell | None:
 
 
 def predictions(cell: Cell) -> dict[int, Path]:
-    """Seed -> file of predictions, for the measurements behind a cell that kept theirs."""
+    """Return seed -> file of predictions, for the measurements behind a cell that kept theirs."""
     files = {}
     for result, run in cell.parts:
         if "predictions" in result.facts:
@@ -555,7 +556,7 @@ def noise_words(noise: TrainingNoise) -> str:
     if noise is NOTHING_TRAINED:
         return ""
     if noise.known:
-        points = math.sqrt(noise.seeds)
+        points = math.sqrt(noise.seed_variance)
         return f"±{points:.2f} points ({noise.df:g} degrees of freedom, {noise.source})"
     return (
         f"not known: {noise.df:g} degrees of freedom of the {FEWEST} that two checkpoints"

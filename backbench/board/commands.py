@@ -30,6 +30,7 @@ from backbench.untrusted import printable
 
 ROOT = Path("ROOT")  # where nobody recorded the folder of the data
 OUT = Path("runs")
+ANY_RUN = OUT / "x"  # stands for a run's folder; only the folder above it is used
 
 
 def measuring(
@@ -72,7 +73,7 @@ def measuring(
     if isinstance(request, DetectRequest):
         changes["opts"] = _without_folder(request.opts)
         changes["resume"] = False
-    changes["out"] = (request.out or OUT / "x").parent / f"{folder}-{column.task}"
+    changes["out"] = (request.out or ANY_RUN).parent / f"{folder}-{column.task}"
     return _spelled(dataclasses.replace(request, **changes))
 
 
@@ -111,12 +112,12 @@ def _without_folder(opts: Sequence[str]) -> tuple[str, ...]:
 def _recorded(board: Board, column: Column) -> Request | None:
     """Return the request that measured the newest number of a column; None where none can be
     read."""
-    newest = []
+    measurements = []
     for row in board.measured_rows:
         cell = board.cell(row, column)
         if cell is not None:
-            newest += cell.parts
-    for result, _ in sorted(newest, key=lambda part: -part.recorded):
+            measurements += cell.parts
+    for result, _ in sorted(measurements, key=lambda part: -part.recorded):
         request = _request_of(result)
         if request is None or not _models(request):
             continue
@@ -174,11 +175,12 @@ def _file_of(board: Board, row: Row) -> Path:
                 # A pretraining's file is RUN/backbone.safetensors
                 if row.name in (str(model), model.stem, model.parent.name):
                     return model
-            # Records to publish keep no folders, and many files have the name of the pretraining's
             if len(models) == 1:
-                # A grid's pretrainings are told apart by their folders
-                is_told = models[0].name != CHECKPOINT_FILE or models[0].parent.name
-                if is_told:
+                # Published records have no folders, and every pretraining writes CHECKPOINT_FILE:
+                # without its folder that name does not say which checkpoint it is
+                is_shared_name = models[0].name == CHECKPOINT_FILE
+                has_folder = models[0].parent.name != ""
+                if has_folder or not is_shared_name:
                     return models[0]
             # A file's name need not be its checkpoint's; `evaluate` keeps a copy of each
             if isinstance(request, EvaluateRequest):
@@ -197,11 +199,11 @@ def _from_column(
     """Return a request for a column whose numbers were recorded without one, or by `evaluate`."""
     task = TASKS[column.task]
     data = ROOT
-    out = OUT / "x"
+    out = ANY_RUN
     if isinstance(request, EvaluateRequest):
         is_dataset = request.data.name == column.dataset
         data = request.data.parent if is_dataset else request.data
-        out = request.out / "x"
+        out = request.out / ANY_RUN.name
     recipe = _recipe_of(column.protocol)
     dataset: str | None = column.dataset
     if task.detects:

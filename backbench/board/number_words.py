@@ -1,8 +1,8 @@
 """What other places call our numbers: metrics, tasks and datasets.
 
 A share (top1, an AP) is a proportion from 0 to 1 elsewhere, where here it is a percentage. Its name
-is the one that sklearn, torchmetrics and the Hub's `evaluate` give it. What only describes features,
-or has no such name, keeps our name and our scale behind `backbench.`.
+is the one that sklearn, torchmetrics and the Hub's `evaluate` give it; a ranked metric without such a
+name keeps ours behind `backbench.`. What only describes features keeps our name and our scale.
 """
 
 import re

@@ -62,7 +62,8 @@ SCRIPTS = (
     "readings",
     "sections",
 )
-# Provenance takes at most so many bytes; with many results each long value is cut to its share.
+# A value of a provenance is cut to TEXT_BYTES / (number of measurements) characters, but never below
+# SHORTEST_TEXT; commands are never cut.
 TEXT_BYTES = 20_000_000
 SHORTEST_TEXT = 150
 YEAR_5138 = 1e11  # seconds since 1970; time.gmtime knows no date far beyond
@@ -130,7 +131,7 @@ def write_page(
 
 
 def _json(record: PageData | PageOrigins) -> str:
-    """Compact JSON without a < that could end the script block it stands in."""
+    """Return compact JSON, without a < that could end the script block it stands in."""
     text = json.dumps(record, separators=(",", ":"), allow_nan=False, default=as_object)
     return text.replace("<", "\\u003c")
 

@@ -70,7 +70,8 @@ class PageColumn:
     engine: str | None
     split: str | None
     measured: int  # number of measured rows with a value
-    main: bool  # whether it is the first metric of its measurement
+    # True for the first metric of a measurement, and for each of a task that is not ranked
+    main: bool
     noise: str  # how far a second training moves its numbers, in words
 
 

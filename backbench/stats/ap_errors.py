@@ -13,13 +13,15 @@ import numpy as np
 from backbench.stats import coco_ap
 from backbench.stats.coco_ap import RankedDetections
 
-# What became of a detection. Of those that would find one object when mended the surest does, and
-# the others are removed
+# What became of a detection. If several detections would find the same object once mended, the one
+# with the highest score does, and the others are removed
 HIT = 0
 CLASS = 1  # on an object of another class: it becomes that object's hit
 LOCATION = 2  # beside an object of its class: it becomes that object's hit
 BOTH = 3  # beside an object of another class: it is removed
-DUPLICATE = 4  # on an object that a surer detection has found: it is removed
+DUPLICATE = (
+    4  # on an object that a detection of a higher score has found: it is removed
+)
 BACKGROUND = 5  # on no object: it is removed
 IGNORED = 6  # in a crowd: neither hit nor error
 # An object that no hit finds and that no mended detection would find is no longer counted
@@ -33,15 +35,15 @@ ERRORS = {
     "background": BACKGROUND,
     "missed": MISSED,
 }
-# Points by which an imagined image moves the difference of two costs. One image is a small part of a
-# cost: with the 100 points of a share of images, intervals cover in up to 100% of simulations
+# Points by which the one imagined image of a paired test changes the difference of two costs. With 100
+# points, as for a share of images, intervals are too wide: they cover in up to 100% of simulations
 IMAGINED = 10.0
 NO_CLASS = -1  # of a detection that is removed when it is mended
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Holds what became of D detections, the surest first, and of G objects, in `images` images."""
+    """Holds what became of D detections, the highest score first, and of G objects, in `images` images."""
 
     images: int
     image: np.ndarray  # (D,): the index of the detection's image
@@ -57,8 +59,9 @@ class Outcomes:
 def costs(outcomes: Outcomes, counts: np.ndarray) -> dict[str, np.ndarray]:
     """Return the points that each kind of error costs, (draws,) for each of ERRORS.
 
-    `counts` (draws, images) says how often a draw has each image. A cost is never negative, as in
-    TIDE: what mending takes away is the rounding of recalls. It is NaN in a draw without objects."""
+    `counts` (draws, images) says how often a draw has each image. AP is read at 101 recalls, so
+    mending may lower it by a rounding; such a cost is 0, as in TIDE. It is NaN in a draw without
+    objects."""
     weights = np.asfortranarray(counts, dtype=np.int32)
     before = _ap50(outcomes, HIT, weights)
     found = {}
@@ -73,16 +76,16 @@ def ap50(outcomes: Outcomes) -> float:
     return 100 * float(_ap50(outcomes, HIT, np.ones((1, outcomes.images), np.int32))[0])
 
 
-def _ap50(o: Outcomes, mended: int, weights: np.ndarray) -> np.ndarray:
-    """Return the AP50 of each draw, from 0 to 1, once errors of the kind `mended` are; HIT mends none.
+def _ap50(o: Outcomes, kind: int, weights: np.ndarray) -> np.ndarray:
+    """Return the AP50 of each draw, from 0 to 1, once all errors of a kind are mended; HIT mends none.
 
     `weights` (draws, images) int32 says how often a draw has each image."""
     # 1. The detections that count, as they are after mending
     category = o.category
     hit = o.fault == HIT
     counted = o.fault != IGNORED
-    if mended != HIT:
-        to_mend = o.fault == mended
+    if kind != HIT:
+        to_mend = o.fault == kind
         becomes_hit = to_mend & (o.mended != NO_CLASS)
         category = np.where(becomes_hit, o.mended, category)
         hit = hit | becomes_hit
@@ -94,7 +97,7 @@ def _ap50(o: Outcomes, mended: int, weights: np.ndarray) -> np.ndarray:
         mine = o.object_category == one
         objects = _by_image(o, mine)
         has_objects = coco_ap.objects_of(objects, weights) > 0
-        if mended == MISSED:
+        if kind == MISSED:
             objects = _by_image(o, mine & (o.object_missed == 0))
         of_class = counted & (category == one)
         ranked = RankedDetections(

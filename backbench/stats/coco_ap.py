@@ -1,14 +1,16 @@
 """Computes COCO's AP of many bootstrap draws of the images, from which intervals follow.
 
-Detections are matched within an image, so the matching need not be repeated: a draw counts an
-image's detections as often as it has the image. Precision rises from hit to hit until a miss, so it
-is needed at the last hit of such a run alone, however often a draw has each of them: that precision
-is the best from any hit of the run on, and a recall that is reached within the run is reached at its
-end. How many detections stand above is counted once for all thresholds of overlap, whose few ignored
-detections are then subtracted. All counts are whole numbers, whose sum no order changes, and rounding
-keeps the order of quotients. A draw's AP is therefore, bit by bit, what COCOeval.accumulate would
-compute from all its detections (benchmarks/ap_intervals.txt), as long as no image that the draw has
-twice has two detections of one category and one score. COCOeval ranks the copies of such an image one
+Detections are matched within one image, so the matching is done once. A draw that has an image k
+times counts its detections k times.
+
+A run is a row of hits without a miss between them. Precision and recall only rise within a run, so
+they are computed at its last hit alone. The detections down to there are counted once for all
+thresholds of overlap, and each threshold subtracts the few that it ignores.
+
+Counts are whole numbers, whose sum does not depend on their order, and rounding keeps the order of
+quotients. A draw's AP is therefore, bit by bit, what COCOeval.accumulate would compute from all its
+detections (benchmarks/ap_intervals.txt). There is one exception: an image that the draw has twice,
+with two detections of one category and one score. COCOeval ranks the copies of such an image one
 behind the other; here both copies of the first detection come before the second.
 """
 
@@ -26,7 +28,7 @@ RECALLS = np.linspace(0, 1, 101)
 
 @dataclass(frozen=True)
 class RankedDetections:
-    """One category's D detections in N images, the surest first, at T thresholds of overlap."""
+    """One category's D detections in N images, the highest score first, at T thresholds of overlap."""
 
     image: np.ndarray  # (D,): the index of the detection's image
     hit: np.ndarray  # (T, D) bool: it found an object that counts
@@ -51,7 +53,7 @@ def _sparse_product(
     (b, n).
 
     Row i has the `values` and `images` from bounds[i] to bounds[i + 1]; `weights` are (b, N)."""
-    # A board knows of this file, and is read without scipy
+    # Every board imports this file, and importing scipy is slow
     from scipy import sparse
 
     shape = (len(bounds) - 1, weights.shape[1])
@@ -161,7 +163,7 @@ def _recalls_reached(needed: np.ndarray, most: int) -> np.ndarray:
 def _average_precision(
     true: np.ndarray, counted: np.ndarray, reached: np.ndarray
 ) -> np.ndarray:
-    """Compute the AP of each draw, (b,), from its n runs of hits, the surest first.
+    """Compute the AP of each draw, (b,), from its n runs of hits, the highest score first.
 
     `true` and `counted` (b, n) are how many hits, and how many detections, a draw has down to the end
     of each run; `reached` (b, most + 1) is how many recalls so many hits reach.
@@ -169,13 +171,13 @@ def _average_precision(
     b, width = reached.shape
     draw = np.arange(b)[:, None]
     precision = true / (counted + np.spacing(1))
-    # 1. The best precision where so many recalls, from none to all, are reached
+    # 1. For each number of recalls that are reached, from none to all, the best precision
     recalls = reached.reshape(-1).take(true + draw * width)
     recalls += draw * (1 + len(RECALLS))
     best = np.zeros((b, 1 + len(RECALLS)))
     np.maximum.at(best.reshape(-1), recalls.reshape(-1), precision.reshape(-1))
-    # 2. That at a recall or a larger one, and the mean over the 101 recalls; 0 where one is not
-    #    reached
+    # 2. Interpolated precision: at each recall the best of that or a higher one, and 0 where the
+    #    recall is not reached. AP is its mean over the 101 recalls
     upwards = best[:, :0:-1]
     np.maximum.accumulate(upwards, axis=1, out=upwards)
     of_each: np.ndarray = best[:, 1:].mean(1)

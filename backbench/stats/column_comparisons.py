@@ -1,6 +1,6 @@
 """Which rows are better than which others over many columns: tests of all pairs of rows together.
 
-What is taken for random depends on what there is.
+What counts as a random sample depends on the table:
   Columns of six or more datasets   datasets: the differences of a dataset's columns turn their signs
                                     together (multiple_tests.sign_flips)
   Six or more columns of fewer      columns; as they share test images, a pair must also differ over
@@ -11,8 +11,8 @@ Sign flips need six units: five have 16 outcomes, so no p is below 0.06.
 
 A test over images takes a pair's columns that it can test: those of which both rows kept their
 predictions and whose training noise is known. So a column that cannot be tested yet changes nothing.
-It takes the mean over the columns, each in its own unit, whose square is the sum of two: that of its
-usual difference between two rows, and that of twice such a difference's standard error.
+It takes the mean over the columns, each divided by its own unit: the root of a^2 + (2 b)^2, where a
+is the column's usual difference between two rows, and b the standard error of such a difference.
 """
 
 import itertools
@@ -50,7 +50,8 @@ class ComparedPairs(NamedTuple):
 
     above: np.ndarray  # (rows, rows) bool
     over: str  # what was taken for random: datasets, columns or images
-    units: int  # how many of them
+    # How many datasets or columns were compared; never a number of images
+    units: int
     tested: bool  # False if there was too little to test any pair
 
 
@@ -70,10 +71,10 @@ def compared_pairs(
     used = ~np.isnan(values).all(0)
     names, of_name = np.unique(np.asarray(datasets)[used], return_inverse=True)
     by_dataset = len(names) >= FEWEST and not by_images
-    units = of_name if by_dataset else np.arange(len(of_name))
+    unit_of_column = of_name if by_dataset else np.arange(len(of_name))
     scaled, scales = _scaled(values[:, used])
     first, second = np.triu_indices(len(values), 1)
-    each, count = _differences(scaled, units, first, second)
+    each, count = _differences(scaled, unit_of_column, first, second)
     sums = each.sum(0)
     few = by_images or len(each) < FEWEST
     # 2. Over other units like these
@@ -98,11 +99,11 @@ def compared_pairs(
             # A column whose rows differ by noise alone would count as much as one that tells them
             # apart, and drown it: its unit is no less than what such a test can see
             errors = _errors(noise[:, used], counted, lists)
-            units = np.hypot(scales, CLEAR * errors)
+            image_scales = np.hypot(scales, CLEAR * errors)
             mean, variance, df = _over_images(
-                scaled * (scales / units),
-                units,
-                noise[:, used] / units[None, :, None],
+                scaled * (scales / image_scales),
+                image_scales,
+                noise[:, used] / image_scales[None, :, None],
                 counted,
                 lists,
             )
@@ -247,7 +248,7 @@ def _over_images(
                 itertools.compress(trainings.noises, both), weights
             ):
                 variance[n] += noise.excess * weight
-                estimated.append((noise.seeds * weight, noise.df))
+                estimated.append((noise.seed_variance * weight, noise.df))
         if variance[n] > 0:
             spread = sum(
                 poorly_known(min(part / variance[n], 1.0), known)

@@ -19,19 +19,19 @@ The variance of the D draw means, divided by D, estimates the first and the last
 degrees of freedom. The variance of the N image means, divided by N, estimates the last two. Their
 sum counts the interaction twice, so it is taken off once. (Seeds are draws, too.)
 
-How well is that sum known? Satterthwaite's answer, with p the draws' part of it, is
-    1 / df = p^2 / (D - 1) + (images' part)^2 / (N - 1).
-But p is estimated by the same few draws. If they agree by chance, p is small, and df claims that
+How well is that sum known? Satterthwaite's answer, with q the draws' part of it, is
+    1 / df = q^2 / (D - 1) + (images' part)^2 / (N - 1).
+But q is estimated by the same few draws. If they agree by chance, q is small, and df claims that
 the variance is well known just when it is too small. For normal draws the error can be integrated
 over all outcomes of the draws' variance. Two equal rows are then called different in up to 12.8% of
-cases for D = 2, 7.8% for 3, 5.8% for 5 and 5.0% for 20. Howe's margin (1974) holds 5% at any p, and
-that of Cochran and Cox (1950) does for D = 3 and more. But at D = 3 and middle p they call only 2.3
-and 2.9% different, and Howe's intervals of three seeds were 42% wider on a simulated board. So p^2
+cases for D = 2, 7.8% for 3, 5.8% for 5 and 5.0% for 20. Howe's margin (1974) holds 5% at any q, and
+that of Cochran and Cox (1950) does for D = 3 and more. But at D = 3 and middle q they call only 2.3
+and 2.9% different, and Howe's intervals of three seeds were 42% wider on a simulated board. So q^2
 is made larger instead,
-    p^(2 - k p / (D - 1)),  at least p^0,
-which is Satterthwaite's for many draws and has D - 1 degrees of freedom at p = 1. The only number
+    q^max(2 - k q / (D - 1), 0),
+which is Satterthwaite's for many draws and has D - 1 degrees of freedom at q = 1. The only number
 to choose is k. With k = 5, equal rows are called different in 4.5 to 5.1% of cases for D = 3, and
-closer to 5% for more draws, whatever p is. For D = 2 it would be 7.5%; there k = 12 gives 3.5 to
+closer to 5% for more draws, whatever q is. For D = 2 it would be 7.5%; there k = 12 gives 3.5 to
 5.2%. tests/backbench/stats/test_confidence.py does the integration.
 """
 
@@ -73,8 +73,8 @@ def of_share(
 ) -> Interval:
     """Return the interval, in percent, of an estimate `share` in [0, 1].
 
-    Its variance is known with `df` degrees of freedom. If that is zero, the estimate counts as
-    `images` independent trials."""
+    Its variance is known with `df` degrees of freedom. If the variance is zero, the estimate counts
+    as `images` independent trials."""
     from scipy.special import betaincinv
 
     # A sum of weights is 1 but for its last bits
@@ -124,9 +124,9 @@ def of_draws(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
         weight = classes.weight
         images = classes.images
         by_image = classes.variance_of_mean(right.mean(0))
-    # Few draws of few errors show no hard images. So the variance is that with half an image more
-    # and half a one less of the rarer kind (sometimes wrong, or sometimes right), as hard as those
-    # that were seen
+    # If errors are rare, few draws show too little variation between images. So the variance of one
+    # imagined image is added, counted half as the rarer outcome (right, or wrong) and half not. It
+    # has that outcome in as many draws as the images that were seen with it, in the mean
     share = right.mean(0)
     rare = 1 - share if share.mean() > 0.5 else share
     of_rare = float(rare[rare > 0].mean()) if rare.any() else 1.0
@@ -214,9 +214,9 @@ def draws_and_images(
 
 
 def poorly_known(part: float, df: float) -> float:
-    """Return what a part (0 to 1) of a variance, estimated with few `df`, adds to the whole's 1 / df.
+    """Return what a part q (0 to 1) of a variance, estimated with few `df`, adds to the whole's 1 / df.
 
-    It is p^(2 - k p / df) / df, derived on top of this file."""
+    It is q^max(2 - k q / df, 0) / df, derived on top of this file."""
     trust = _K / df if df > 1 else _K_OF_TWO
     return part ** max(2 - trust * part, 0) / df
 

@@ -62,7 +62,7 @@ def change(
     by_image = moves.mean(0)
     fewest, widening = _class_sizes(kept, clean_classes)
     squares = float((by_image**2 * widening).sum())
-    deciding = squares / float((weight**2).mean()) / _largest(full)
+    deciding = squares / float((weight**2).mean()) / _squared_move_of_rare_image(full)
     too_few = flawed.sum() < FEWEST_FLAWED or deciding < FEWEST_DECIDING
     too_few_draws = 1 < len(full) < FEWEST_DRAWS
     if too_few or too_few_draws or fewest < FEWEST_OF_CLASS:
@@ -90,10 +90,12 @@ def _class_sizes(
     return int(size.min()), (size / np.maximum(size - 1, 1))[of]
 
 
-def _largest(hits: np.ndarray) -> float:
-    """Return the squared move of an image of the rarer kind (right, or wrong) that stands for one.
+def _squared_move_of_rare_image(hits: np.ndarray) -> float:
+    """Return the squared change of the score, in images, by an image of the rarer outcome (right, or
+    wrong), in the mean.
 
-    It is 1 of one draw. Of several draws (D, N) such an image is of its kind in some of them only."""
+    With one draw it is 1. With several draws (D, N) it is less, as such an image has that outcome in
+    some of them only."""
     share = hits.mean(0)
     rare = 1 - share if share.mean() > 0.5 else share
     return float((rare[rare > 0] ** 2).mean()) if rare.any() else 1.0

@@ -17,9 +17,11 @@ def image_counts(seed: int, images: int) -> np.ndarray:
 def resampled_means(
     right: np.ndarray, weight: np.ndarray, counts: np.ndarray, draws_seed: int
 ) -> np.ndarray:
-    """Return the weighted share of hits `right` (draws, images) on each resample: (COUNT,).
+    """Return the weighted share of hits `right` (draws, images) on each resample, times `widening`:
+    (COUNT,).
 
-    The values are widened to the spread of the population. Several draws are resampled, too."""
+    Only differences between the resamples have a meaning. Several draws of labels are resampled,
+    too."""
     draws, n = right.shape
     by_draw = np.empty((draws, COUNT))
     at_once = max(1, _ENTRIES // n)

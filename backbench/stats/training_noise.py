@@ -39,7 +39,7 @@ RESAMPLES = 400  # of validation images
 class TrainingNoise:
     """The noise of a column's trainings, in points squared."""
 
-    seeds: float  # s^2: the variance over seeds
+    seed_variance: float  # s^2: the variance over seeds
     excess: float  # tau^2: its part that a test over images does not hold
     df: float
     source: str = "seeds measured here"
@@ -54,7 +54,7 @@ class TrainingNoise:
         if choice <= self.excess:
             return self
         source = f"{self.source}, and the choice on few validation images"
-        return TrainingNoise(max(self.seeds, choice), choice, self.df, source)
+        return TrainingNoise(max(self.seed_variance, choice), choice, self.df, source)
 
 
 # A second run gives the same number
@@ -72,15 +72,15 @@ def pooled(checkpoints: Iterable[Seeds]) -> TrainingNoise:
     """Pool the noise of a column over its checkpoints; those with one seed add nothing."""
     df = 0
     squares = 0.0
-    by_images = 0.0
+    image_squares = 0.0
     for values, v in checkpoints:
         mean = sum(values) / len(values)
         df += len(values) - 1
         squares += sum((value - mean) ** 2 for value in values)
-        by_images += (len(values) - 1) * v
+        image_squares += (len(values) - 1) * v
     if not df:
         return TrainingNoise(0.0, 0.0, 0)
-    return TrainingNoise(squares / df, max(squares - by_images, 0.0) / df, df)
+    return TrainingNoise(squares / df, max(squares - image_squares, 0.0) / df, df)
 
 
 def by_images(hits: np.ndarray, classes: np.ndarray | None = None) -> float:
@@ -143,7 +143,7 @@ def over_trainings(d: Difference, noise: TrainingNoise, a: int, b: int) -> Diffe
     of_trainings = 1 / a + 1 / b
     variance = d.variance + noise.excess * of_trainings
     # Degrees of freedom as on top of confidence.py
-    part = min(noise.seeds * of_trainings / variance, 1.0)
+    part = min(noise.seed_variance * of_trainings / variance, 1.0)
     spread = confidence.poorly_known(part, noise.df)
     spread += (d.variance / variance) ** 2 / d.df
     df = 1 / spread if spread else math.inf

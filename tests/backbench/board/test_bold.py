@@ -127,7 +127,7 @@ def test_published_noise_serves_where_nobody_has_seeds(tmp_path):
     far = board_of(tmp_path / "far", COCO[:2], gap=6, images=5000)
     marks = {column.metric: standing(far, column) for column in far.columns}
     assert marks == {"bbox_AP": {BEST: "best"}, "bbox_AP50": {BEST: "once"}}
-    assert noise_of(far, far.columns[0]).seeds == pytest.approx(0.15**2)
+    assert noise_of(far, far.columns[0]).seed_variance == pytest.approx(0.15**2)
     part = dataclasses.replace(far.columns[0], split="val~n40")
     assert not noise_of(far, part).known, "it was published for the whole split"
     measured = board_of(

@@ -136,10 +136,16 @@ def test_an_image_of_the_rarer_kind_is_of_it_in_some_draws_only():
     # Right in all draws, in half of them, and in none: three of four hits are right
     hits = np.array([[1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 0, 1, 1]], bool)
     wrong = [0.5, 0.5, 0.5]
-    assert left_out._largest(hits) == pytest.approx(np.mean(np.square(wrong)))
+    assert left_out._squared_move_of_rare_image(hits) == pytest.approx(
+        np.mean(np.square(wrong))
+    )
     # Of misses the hits are the rarer kind
-    assert left_out._largest(~hits) == pytest.approx(np.mean(np.square(wrong)))
+    assert left_out._squared_move_of_rare_image(~hits) == pytest.approx(
+        np.mean(np.square(wrong))
+    )
     uneven = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]], bool)
-    assert left_out._largest(uneven) == pytest.approx((1 + (1 / 3) ** 2) / 2)
-    assert left_out._largest(hits[:1]) == 1
-    assert left_out._largest(np.ones((2, 3), bool)) == 1
+    assert left_out._squared_move_of_rare_image(uneven) == pytest.approx(
+        (1 + (1 / 3) ** 2) / 2
+    )
+    assert left_out._squared_move_of_rare_image(hits[:1]) == 1
+    assert left_out._squared_move_of_rare_image(np.ones((2, 3), bool)) == 1

@@ -243,7 +243,7 @@ def test_a_pair_is_tested_over_images_and_trainings_in_the_columns_that_both_kep
                 weight /= (scales[c] * len(columns)) ** 2
                 if trainings is not None:
                     whole += noises[c].excess * weight
-                    seeds.append((noises[c].seeds * weight, noises[c].df))
+                    seeds.append((noises[c].seed_variance * weight, noises[c].df))
             assert variance == pytest.approx(whole)
             spread = sum(
                 confidence.poorly_known(min(s / whole, 1), k) for s, k in seeds

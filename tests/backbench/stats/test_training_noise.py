@@ -39,8 +39,8 @@ def test_noise_is_pooled_by_degrees_of_freedom():
         [Seeds([70, 72, 74], 1.0), Seeds([50, 51], 0.5), Seeds([9], 0)]
     )
     assert noise.df == 3 and not noise.known
-    assert noise.seeds == pytest.approx((2 * 4 + 0.5) / 3)
-    assert noise.excess == pytest.approx(noise.seeds - (2 * 1.0 + 0.5) / 3)
+    assert noise.seed_variance == pytest.approx((2 * 4 + 0.5) / 3)
+    assert noise.excess == pytest.approx(noise.seed_variance - (2 * 1.0 + 0.5) / 3)
     quiet = training_noise.pooled([Seeds([70.0, 70.0, 70.1], 1.0)] * 2)
     assert (quiet.excess, quiet.df, quiet.known) == (0.0, 4, True)
 
@@ -128,7 +128,7 @@ def test_the_noise_is_at_least_that_of_the_choice():
     measured = training_noise.pooled([Seeds([70, 72, 74], 1.0)] * 2)
     assert measured.at_least(2.0) is measured
     wider = measured.at_least(9.0)
-    assert (wider.excess, wider.seeds, wider.df) == (9.0, 9.0, 4)
+    assert (wider.excess, wider.seed_variance, wider.df) == (9.0, 9.0, 4)
     assert "choice on few validation images" in wider.source
 
 
@@ -199,7 +199,7 @@ def test_a_noise_is_known_with_four_degrees_of_freedom():
     noise = TrainingNoise(4.0, 2.0, 5)
     assert noise.at_least(2.0) is noise
     # The whole variance is no less than its part, nor than the choice's
-    assert (noise.at_least(3.0).seeds, noise.at_least(3.0).excess) == (4.0, 3.0)
-    assert (noise.at_least(5.0).seeds, noise.at_least(5.0).excess) == (5.0, 5.0)
+    assert (noise.at_least(3.0).seed_variance, noise.at_least(3.0).excess) == (4.0, 3.0)
+    assert (noise.at_least(5.0).seed_variance, noise.at_least(5.0).excess) == (5.0, 5.0)
     nobody = training_noise.pooled([])
-    assert (nobody.seeds, nobody.excess, nobody.df) == (0.0, 0.0, 0)
+    assert (nobody.seed_variance, nobody.excess, nobody.df) == (0.0, 0.0, 0)
