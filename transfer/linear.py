@@ -51,8 +51,7 @@ class ProbeRun:
     groups: tuple[Assignment[Protocol], ...]
 
 
-# (dataset, whether with label maps) -> its images
-# By name, whether label maps are read, and whether images show several classes
+# (dataset, with label maps?, with several labels an image?) -> its images
 Images = dict[tuple[str, bool, bool], Splits]
 
 

@@ -33,7 +33,7 @@ from backbench.evaluation.plan import (
     refuse_places,
     refuse_recipes,
 )
-from backbench.evaluation.wanted import MEASURED, WantedTask
+from backbench.evaluation.wanted import ACCEPTED, WantedTask
 from backbench.recipes import config
 from backbench.records.store import Result
 from backbench.requests.detect import DetectRequest
@@ -103,7 +103,7 @@ def _meant_by(word: str) -> str:
         return f"write a blank between tasks: {' '.join(parts)}"
     if kind.lower() in TASKS:
         return f"did you mean '{kind.lower()}'?"
-    return nearest(kind, MEASURED)
+    return nearest(kind, ACCEPTED)
 
 
 def check(request: EvaluateRequest) -> None:

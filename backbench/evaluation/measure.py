@@ -102,7 +102,7 @@ def _measure_training(run: PlannedRun) -> None:
 
 
 def sayings(plan: EvaluationPlan) -> list[str]:
-    """Return what the rows of each probe say together, over all of its runs."""
+    """Return the sentences that sum up each probe over all of its runs."""
     rows: list[tuple[Result, Path]] = []
     for run in plan.runs:
         if is_probe(run):

@@ -40,7 +40,7 @@ class EvaluationPlan:
     wanted: tuple[WantedTask, ...]
     checkpoints: tuple[Checkpoint, ...]
     runs: list[PlannedRun] = field(default_factory=list)
-    # (dataset, whether with label maps) -> its images, read once for all runs
+    # (dataset, with label maps?, with several labels an image?) -> its images, read once for all runs
     images: dict[tuple[str, bool, bool], Splits] = field(default_factory=dict)
 
     def of(self, wanted: WantedTask) -> list[PlannedRun]:
@@ -131,7 +131,7 @@ def _run_folder(
     out: Path,
     files: Mapping[str, Path],
 ) -> Path:
-    """OUT/<task> for OUT's own checkpoint, with a mark behind it for any others."""
+    """Return OUT/<task> for OUT's own checkpoint, with a mark behind it for any others."""
     from backbench.evaluation.models import FILE
 
     if [files[each.digest] for each in group] == [out / FILE]:
@@ -211,7 +211,7 @@ def _fewer(
     if wanted.task == "fewshot" and recipe["shots"] > fewest:
         return [f"shots={fewest}"]
     if wanted.task == "label_curve":
-        # Nor a point that would be the one of all labels
+        # A point that would use every label is left out, too: the one of all labels covers it
         few = []
         for k in recipe["labels"]:
             if k <= fewest and k * len(images.classes) < len(images):

@@ -37,8 +37,9 @@ OWN_TASKS = (
     "multilabel_svm",
     *DETECTION,
 )
-# What can be wanted: all but what follows from a list that these doors do not take
-MEASURED = tuple(
+# The tasks that `evaluate` accepts: all but those that other verbs compute from kept predictions or
+# detections
+ACCEPTED = tuple(
     name for name, task in TASKS.items() if task.from_scores or not task.follows
 )
 
@@ -65,15 +66,17 @@ class WantedTask(NamedTuple):
 
 
 def parse_task(task: str, folder: str = "") -> WantedTask:
-    """ "linear/cifar10@lorac" -> ("linear", "cifar10", "lorac"); the recipe may be left out, and the
-    dataset where it is `folder`, whose name may have an @ in it. More of them: "linear/all",
-    "knn/dtd@knn k=5,20", "semi_1pct/imagenet" (with lists), "mask_rcnn/coco2017"; "ood/imagenet-a"
-    uses the heads that "linear/imagenet" left, "calibration" the scores of linear and logreg."""
+    """Parse a task, such as "linear/cifar10@lorac" into ("linear", "cifar10", "lorac").
+
+    The recipe may be left out, and the dataset where it is `folder`, whose name may have an @ in it.
+    Further examples: "linear/all", "knn/dtd@knn k=5,20", "semi_1pct/imagenet" (with lists),
+    "mask_rcnn/coco2017". "ood/imagenet-a" uses the heads that "linear/imagenet" left, and
+    "calibration" the scores of linear and logreg."""
     what, _, recipe = task.partition("@")
     kind, slash, dataset = what.partition("/")
     if kind not in TASKS:
         raise BadInput(
-            f"task '{task}': unknown task '{kind}'; {nearest(kind, MEASURED)}"
+            f"task '{task}': unknown task '{kind}'; {nearest(kind, ACCEPTED)}"
         )
     if TASKS[kind].from_predictions:
         raise BadInput(

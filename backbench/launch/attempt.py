@@ -41,7 +41,8 @@ from backbench.runs.run_progress import read_progress
 if TYPE_CHECKING:
     from backbench.launch.clusters import Cluster
 
-# Without progress, a job ends that failed this often for the same reason, or for any reasons.
+# A job fails for good after so many failures since its last progress: SAME_REASON for one and the same
+# reason, ANY_REASON for any.
 SAME_REASON = 3
 ANY_REASON = 6
 # The words of a rank that fails only because another one is gone
@@ -59,8 +60,8 @@ Outcome = Literal["done", "failed", "again", "stopped", "cancelled"]
 
 # The exit status by which the attempt's own process (`main`) tells its outcome to the pool above it;
 # EXIT_PREEMPTED stands for the other outcomes.
-EXIT_STOPPED = 3  # cancelled, and not to be started again
-EXITS = {"done": 0, "failed": EXIT_FAILED, "cancelled": EXIT_STOPPED}
+EXIT_CANCELLED = 3  # not to be started again
+EXITS = {"done": 0, "failed": EXIT_FAILED, "cancelled": EXIT_CANCELLED}
 
 
 class Ending(NamedTuple):
@@ -91,10 +92,10 @@ class Attempt:
     show: bool = False  # the child's output goes to the terminal, not to the log
 
     def __post_init__(self) -> None:
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """Set what one attempt learns as it goes, as it is before the attempt."""
+    def _reset(self) -> None:
+        """Set all that an attempt learns while it runs to what it is before."""
         self._rank = 0  # of this task in its Slurm job
         self._child: subprocess.Popen[bytes] | None = None
         # Why the child was asked to stop, and when by the monotonic clock

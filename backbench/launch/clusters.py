@@ -1,4 +1,4 @@
-"""Reads configs/clusters: where jobs run and what they ask for. What nothing offers is refused early."""
+"""Reads configs/clusters: where jobs run and what they ask for. What no node offers is refused early."""
 
 import json
 import re

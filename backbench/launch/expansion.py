@@ -22,7 +22,7 @@ from pathlib import Path
 
 from backbench.errors import BadInput
 from backbench.launch.grid import (
-    AGAIN,
+    REPEAT_SEEDS,
     Evaluation,
     Grid,
     Source,
@@ -118,7 +118,7 @@ class Expansion:
             for one, group in alike:
                 if len(group) == 1:
                     continue
-                for seed in AGAIN:
+                for seed in REPEAT_SEEDS:
                     self.again |= self._measure(one, seed, group[: evaluation.again])
 
     @property

@@ -18,7 +18,7 @@ from backbench.recipes.own_probe import OWN
 from backbench.requests.bounds import MOST_EPOCHS, Seed
 from backbench.tasks import DETECTION, TASKS, VERBS
 
-AGAIN = (1, 2)  # the seeds of evaluations that train once more
+REPEAT_SEEDS = (1, 2)  # the seeds of evaluations that train once more
 TABLE2 = tuple(TWELVE)
 TABLE4 = tuple(TASKS[name].recipe for name in DETECTION)
 
@@ -79,7 +79,7 @@ class Sweep:
         for key, values in self.vary.items():
             axis = []
             if isinstance(values, Mapping):
-                # Keys that move together: their name is a label, and the values are its keys.
+                # Keys that move together: each value is a label, and stands for several keys
                 for value, keys in values.items():
                     axis.append(SweepPoint(dict(keys), {key: value}, {}))
             else:
@@ -127,7 +127,7 @@ class Evaluation:
     config: str | None = None
     engine: Literal["auto", "detectron2", "torchvision"] | None = None
     seeds: tuple[Seed, ...] = (0,)
-    # How many checkpoints, the first ones, are measured with the seeds AGAIN, too: two tell how far
+    # How many checkpoints, the first ones, are measured with REPEAT_SEEDS, too: two tell how far
     # trainings differ, which a bold number needs (stats/training_noise.py).
     again: Annotated[int, Field(ge=0)] = 0
     pretrained_on: tuple[str, ...] = ()  # only checkpoints of these datasets; () is all
@@ -283,8 +283,9 @@ def _one_per_dataset(entry: Mapping[str, object], where: str) -> list[Evaluation
 
 
 def _with_lists(evaluation: Evaluation, grid: Grid, where: str) -> Evaluation:
-    """Give a part of the labels the grid's `lists` where they are of its dataset, its protocol's own.
-    Labels of another dataset are drawn, as `backbench semisup` does it."""
+    """Give a semisup evaluation the grid's `lists`, if its dataset is the one that its protocol names.
+
+    For any other dataset the labelled images are drawn at random, as `backbench semisup` does it."""
     protocol = evaluation.protocol or "semisup"
     recipe = config.read_recipe(config.find_recipe(protocol, "transfer"))
     own = recipe.get("dataset")

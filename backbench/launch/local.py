@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, Failed
-from backbench.launch.attempt import EXIT_STOPPED, EXITS, Attempt
+from backbench.launch.attempt import EXIT_CANCELLED, EXITS, Attempt
 from backbench.launch.clusters import Cluster
 from backbench.launch.job import Job
 from backbench.launch.records import Ledger, Submission
@@ -124,7 +124,7 @@ class JobPool:
             if exit_status == 0:
                 self.outcomes[name] = "done"
                 log.info(f"done   {name}")
-            elif exit_status == EXIT_STOPPED:
+            elif exit_status == EXIT_CANCELLED:
                 self.outcomes[name] = "cancelled"
                 log.info(f"cancelled {name}")
             elif exit_status == EXIT_PREEMPTED:
@@ -217,15 +217,15 @@ def run_here(
     `interval`, every so many seconds until it says that no more will come. `watch` is called after
     every step.
     """
-    number = uuid.uuid4().hex[:12]  # the pool's, as its lock tells it to others
-    lists = itertools.count()  # of jobs that go on record, each with a number
+    pool_id = uuid.uuid4().hex[:12]  # its lock tells it to others
+    submission_numbers = itertools.count()
     at_once = 1 if cluster.kind == "debug" else cluster.jobs
     pool = JobPool(ledger.runs, at_once=at_once, gpus=cluster.gpus)
     more_to_come = True
     next_look = -math.inf
 
     def refill() -> bool:
-        """Add the jobs that this pool does not know; on record they go with a clean slate."""
+        """Add the jobs that this pool does not know. They are recorded, and earlier failures forgotten."""
         nonlocal more_to_come, next_look
         if time.monotonic() > next_look:
             next_look = math.inf if interval is None else time.monotonic() + interval
@@ -233,7 +233,7 @@ def run_here(
             known = pool.outcomes.keys() | pool.running.keys()
             jobs = [job for job in found if job.name not in known]
             if jobs:
-                uid = f"{number}-{next(lists)}"
+                uid = f"{pool_id}-{next(submission_numbers)}"
                 ledger.write_submission(Submission.to(cluster, grid, uid, jobs))
             for job in jobs:
                 ledger.forgive(job)
@@ -241,7 +241,7 @@ def run_here(
         watch(pool)
         return interval is not None and more_to_come
 
-    with ledger.running_pool(number), StopFlag() as stop:
+    with ledger.running_pool(pool_id), StopFlag() as stop:
         # The jobs of a launcher that was killed run on, and count among `at_once`.
         snapshot = Snapshot(ledger)
         for name, record in snapshot.records.items():

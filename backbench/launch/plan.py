@@ -31,7 +31,7 @@ from backbench.weights import header
 
 # `launch run` submits jobs in these states again, but a blocked one only if what it needs has not
 # failed. Failed jobs wait for `launch retry`, unless their command has changed.
-AGAIN: tuple[StateName, ...] = ("cancelled", "stopped", "lost", "blocked")
+RESUBMITTED: tuple[StateName, ...] = ("cancelled", "stopped", "lost", "blocked")
 # Images of ImageNet's size that one core of an Intel Xeon prepares in a second
 # (benchmarks/ratios.csv). A core of an EPYC prepares three times as many.
 IMAGES_A_CORE = {"pretrain": 42, "pretrain --fast": 168, "one crop": 250}
@@ -92,8 +92,8 @@ def make_plan(
         # spite of one, where somebody wants the number anew.
         state = states.get(job.name, State("done"))
         lost_its_files = state.name == "done" and not finished(job, runs)
-        is_another = state.name == "failed" and _is_another(job, snapshot)
-        if lost_its_files or is_another or state.name in AGAIN:
+        is_mended = state.name == "failed" and _command_changed(job, snapshot)
+        if lost_its_files or is_mended or state.name in RESUBMITTED:
             failed_need = _failed_need(job, states, new)
             if failed_need is None:
                 new[job.name] = job
@@ -111,7 +111,7 @@ def make_plan(
     )
 
 
-def _is_another(job: Job, snapshot: Snapshot) -> bool:
+def _command_changed(job: Job, snapshot: Snapshot) -> bool:
     """Return True if a job's command is not the recorded one, as where another folder of data or a
     renamed checkpoint is given now. `launch retry` would repeat the old one."""
     record = snapshot.records.get(job.name)

@@ -211,7 +211,7 @@ class Ledger:
         return True
 
     def forgive(self, job: Job) -> None:
-        """Before a retry: earlier failures no longer count, and a cancellation is over."""
+        """Forget earlier failures and a cancellation, before a retry."""
         self._file("cancel", job).unlink(missing_ok=True)
         status = self.status(job)
         if status["state"] == "new":
@@ -312,7 +312,7 @@ class Ledger:
     def _at_work(
         self, lock: Path, refusal: Exception, *, text: str = ""
     ) -> Iterator[int]:
-        """Hold a lock. It and the folders made for it go again where nothing came on record."""
+        """Hold a lock. If nothing was recorded meanwhile, its file and the folders made for it are removed."""
         made = [each for each in self.root.parents if not each.exists()]
         try:
             with locks.hold(lock, refusal, text=text) as number:
@@ -322,7 +322,7 @@ class Ledger:
                     if list(self.root.iterdir()) == [lock]:
                         lock.unlink()
         finally:
-            # Only now is the file closed, and some file systems keep it until then
+            # The file is closed only now. Some file systems list it until then, so folders go last
             with contextlib.suppress(OSError):  # one of them is in use by now
                 for folder in (self.root, *made):
                     folder.rmdir()

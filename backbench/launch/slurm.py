@@ -66,6 +66,7 @@ def submit(
             ledger.write_submission(submission)
             numbers = _sbatch(ledger, cluster, submission, ",".join(wait_for))
         except Failed as error:
+            # Nothing was submitted, and not because of a limit: later it would fail, too
             if submitted == 0 and "limit" not in str(error).lower():
                 raise
             raise Failed(

@@ -42,9 +42,10 @@ from backbench.runs import atomic
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
 
-# After SIGTERM, with the state saved, a job waits this long for Slurm to end it, and then goes on:
-# where Slurm can be asked, and where it cannot (longer than most graces before a preemption).
-LOOK_S = 60.0
+# After SIGTERM, with its state saved, a job waits for Slurm to end it, and then goes on. It waits
+# ANSWERED_S seconds where Slurm can be asked, and GRACE_S where it cannot: longer than most graces
+# before a preemption.
+ANSWERED_S = 60.0
 GRACE_S = 900.0
 # Slurm looks at the clock once a minute, so its warning may come this much too early.
 CLOCK_S = 60.0
@@ -119,7 +120,7 @@ class SlurmTask(Attempt):
                     reason = self.ledger.status(self.job).get("reason")
                     raise Failed(f"{self.job.name}: {outcome}: {reason}")
                 # `run` knows of the attempts before by the status file.
-                self._forget()
+                self._reset()
                 self._listen()
         finally:
             if self.tasks > 1 and self._child is None:
@@ -194,7 +195,7 @@ class SlurmTask(Attempt):
             if is_wanted and self._requeue():
                 return True
             # Without an answer from Slurm, wait for as long as a grace may be.
-            patience_s = GRACE_S if standing is None else LOOK_S
+            patience_s = GRACE_S if standing is None else ANSWERED_S
             if time.monotonic() - began > patience_s:
                 return False
             time.sleep(1.0)

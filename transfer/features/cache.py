@@ -52,9 +52,11 @@ from backbench.transfer.protocol import Geometry
 from backbench.untrusted import jsons, printable
 
 Description = Mapping[str, object]  # JSON-able
-Seen = NDArray[np.int64]  # one row per image: inode, ctime in ns, hash
+Seen = NDArray[np.int64]  # a row for each image, with these columns
+INODE = 0
+CHANGED = 1  # ctime in ns
+HASH = 2
 COLUMNS = 3
-HASH = 2  # the column of the hash
 UNKNOWN = 0  # a hash that is not known
 
 
@@ -101,8 +103,8 @@ def file_hash(images: ImageList, index: int) -> int:
 def not_yet_seen(named: contents.Named) -> Seen:
     """Make the table of images that are about to be looked at; hashes are filled in as they come."""
     out = np.full((len(named.inodes), COLUMNS), UNKNOWN, dtype=np.int64)
-    out[:, 0] = named.inodes
-    out[:, 1] = named.changed
+    out[:, INODE] = named.inodes
+    out[:, CHANGED] = named.changed
     return out
 
 
@@ -187,13 +189,13 @@ class FeatureCache:
         self, descriptions: Sequence[Description]
     ) -> contextlib.ExitStack | None:
         """Lock all of these entries until the stack is closed; None where another run has one."""
-        with self.elsewhere():
+        with self.suggest_other_disk():
             failures.make_folder(self.folder)
         with contextlib.ExitStack() as locks:
             for path in {self.path(d) for d in descriptions}:
-                with self.elsewhere():
+                with self.suggest_other_disk():
                     file = locks.enter_context(path.with_suffix(".lock").open("w"))
-                if not _taken(file):
+                if not _try_lock(file):
                     return None
                 # With the lock in hand no other run writes here: these are of killed writers.
                 for left in self.folder.glob(f".{path.stem}.*.tmp"):
@@ -201,7 +203,7 @@ class FeatureCache:
             return locks.pop_all()
 
     @contextlib.contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def suggest_other_disk(self) -> Iterator[None]:
         """Add to an error of the disk that the cache may be put on another disk."""
         try:
             yield
@@ -214,8 +216,8 @@ class FeatureCache:
             raise kind(f"{line}; or set BACKBENCH_CACHE to another disk") from None
 
     def seen(self, description: Description) -> Seen | None:
-        """Return the images of an entry as they were; None where there is no entry, or that is
-        unknown."""
+        """Return the table of images that an entry was computed from; None if there is no entry, or
+        no such table."""
         path = self.path(description)
         about = self._about(path)
         if about is None:
@@ -323,11 +325,11 @@ def _remove_unused(path: Path) -> bool:
     """Remove an entry or an unfinished part of one; False where a run is using it."""
     with contextlib.ExitStack() as files:
         lock = files.enter_context(path.with_suffix(".lock").open("w"))
-        if not _taken(lock):
+        if not _try_lock(lock):
             return False  # a run is at work on it
         with contextlib.suppress(FileNotFoundError):
             # NFS gives a lock that excludes others to a file that may be written only
-            if not _taken(files.enter_context(path.open("r+b"))):
+            if not _try_lock(files.enter_context(path.open("r+b"))):
                 return False  # a run has it mapped
         # The .json, or the marker, goes first: what is left when a removal is cut off must not look
         # like an entry, or like a part that may be continued.
@@ -340,8 +342,8 @@ def _remove_unused(path: Path) -> bool:
         return True
 
 
-def _taken(file: IO[str] | IO[bytes]) -> bool:
-    """Lock the file for this run alone; return False where another has it."""
+def _try_lock(file: IO[str] | IO[bytes]) -> bool:
+    """Try to lock the file for this run alone; return whether that worked."""
     with _locks_here(Path(file.name)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -448,7 +450,7 @@ class PartFiles:
         the process by SIGBUS, without a message."""
         try:
             for part in self.parts:
-                with self.cache.elsewhere(), failures.naming(part):
+                with self.cache.suggest_other_disk(), failures.naming(part):
                     size = part.stat().st_size
                     with part.open("r+b") as file:
                         os.posix_fallocate(file.fileno(), 0, size)

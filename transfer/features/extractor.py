@@ -135,7 +135,7 @@ class Extractor:
                 price.skip("image", len(images))
             else:
                 self._compute(there, described, images, named, what)
-            # 5. All of them are mapped from disk, and looked at whoever has computed them.
+            # 5. All of them are mapped from disk and checked, whichever run has computed them.
             out = []
             for trunk, description in zip(self.trunks, described):
                 rows = self.cache.open(description)
@@ -230,7 +230,7 @@ class Extractor:
         arriving = self._arriving(trunks, images, first)
         for _, (begin, features, hashes) in zip(batches, arriving):
             if begin == first:
-                # All rows are looked at in the end; what has diverged need not get so far.
+                # All rows are checked at the end; a trunk that has diverged is stopped early.
                 for trunk, mine in zip(trunks, features):
                     name = trunk.checkpoint.name
                     refuse_unusable(mine, name, images_differ=False)

@@ -14,9 +14,10 @@ from torch import Tensor
 from backbench.errors import BadInput, Failed
 from backbench.weights.trunk import LayerOutputs, Trunk
 
-# In the cache's names: another one where the same cells would hold other numbers
+# Part of an entry's name in the cache: another one where the same cells would hold other numbers
 NAME = "class token, mean and maximum of each layer"
-_ALIKE = 1e-4  # of a feature's largest number: one that was computed in another order
+# Features computed in another order of additions differ by less than this part of the largest number
+_ALIKE = 1e-4
 
 
 @dataclass(frozen=True)
