@@ -128,9 +128,13 @@ def recipe(number: Published) -> str | None:
 
 @functools.cache
 def protocol_name(recipe: str) -> str:
-    """Return the name that rows have for the protocol of a recipe under configs/transfer."""
+    """Return the name that rows have for the protocol of a recipe under configs/transfer.
+
+    It is that of `Protocol.name`, without torch."""
     data = config.read_recipe(config.find_recipe(recipe, "transfer"))
     name = str(data["protocol"])
+    if data.get("precision", "fp32") != "fp32":
+        name += f"-{data['precision']}"
     if data.get("head"):
         name += f"-{data['head']}"
     return name

@@ -13,6 +13,8 @@ from backbench.published.judge import Judged, ListVerdict, compare
 from backbench.published.published import Published
 from backbench.published.reproduction_lists import PrintedBeside
 from backbench.stats import confidence
+from backbench.tasks import by_kind
+from backbench.transfer.protocols import load_protocol
 
 LORAC_KEY = "lorac:2:lorac:resnet50:200"
 
@@ -299,3 +301,9 @@ def test_a_page_number_without_a_tolerance_is_unlike():
     assert other.why == f"measured as {changed.name}"
     board.cells[row.checkpoint, changed] = Cell(None)
     assert (beside().verdict, beside().why) == ("unlike", "undefined")
+
+
+@pytest.mark.parametrize("recipe", ["lorac", "lorac_bf16", "cllr_cifar_lphi"])
+def test_a_recipe_has_the_name_that_its_rows_have(recipe):
+    protocol = load_protocol(recipe, by_kind("linear"), ())
+    assert judging_rules.protocol_name(recipe) == protocol.name
