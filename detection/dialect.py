@@ -83,7 +83,9 @@ def read(name: str, opts: Sequence[str]) -> Given:
     # stated them, so they are no claim about the checkpoint.
     base = read_detector(config.configs_dir() / KIND / BASE)
     for key in PIXELS:
-        if key in values and list(values[key]) == list(base[key]):
+        stated = values.get(key)
+        # What is no list is refused where types are checked
+        if isinstance(stated, list | tuple) and list(stated) == list(base[key]):
             del values[key]
     words = [word for word in opts if word != "--"]
     for word in words:

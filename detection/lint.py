@@ -81,7 +81,7 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
     if solver.IMS_PER_BATCH % run.world:
         raise BadInput(
             f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} does not divide into "
-            f"{run.world} processes (--num-gpus)"
+            f"{run.world} processes (--num-gpus times --num-machines)"
         )
     check_values(cfg, given)
     gpus = process_group.gpus(given)
@@ -161,6 +161,13 @@ def check_values(cfg: CfgNode, given: Given) -> None:
     if not values["SOLVER.BASE_LR"] > 0:
         raise BadInput(
             f"{given.path}: SOLVER.BASE_LR {values['SOLVER.BASE_LR']}: above 0"
+        )
+    sizes = values["INPUT.MIN_SIZE_TRAIN"]
+    by_range = values["INPUT.MIN_SIZE_TRAIN_SAMPLING"] == "range"
+    if by_range and (len(sizes) != 2 or sizes[0] > sizes[1]):
+        raise BadInput(
+            f"{given.path}: INPUT.MIN_SIZE_TRAIN_SAMPLING range draws between two sizes, the smaller"
+            f" first, and INPUT.MIN_SIZE_TRAIN is {sizes}; give both, as (640,800)"
         )
     for key, count in THRESHOLDS.items():
         value = list(values[key])

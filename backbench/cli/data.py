@@ -127,10 +127,12 @@ def _check(request: DataCheckRequest, problems: list[str]) -> int:
         return _check_boxes(request, problems)
     dense = name in catalog.DATASETS and catalog.DATASETS[name].dense
     if name not in catalog.known() or dense:
-        said = detection_check.check(name, root, _inspected)
-        if said is not None and (said or not dense):
-            _refuse_copies(request)
-            return said
+        wrong = detection_check.check(name, root, _inspected)
+        has_boxes = wrong is not None
+        if has_boxes and (wrong or not dense):
+            _refuse_for_boxes(request)
+            problems += wrong
+            return 1 if wrong else 0
     # 1. What makes the data unusable is refused, as every evaluation would refuse it.
     dataset = catalog.find(name)
     found = catalog.read_lists(dataset, root)
@@ -168,7 +170,7 @@ def _check_boxes(request: DataCheckRequest, problems: list[str]) -> int:
     # Detection imports torch, which other datasets do without.
     from backbench.detection import own_check
 
-    _refuse_copies(request)
+    _refuse_for_boxes(request)
     name = request.name
     said, wrong = own_check.check(request.data / name)
     problems += wrong
@@ -180,8 +182,12 @@ def _check_boxes(request: DataCheckRequest, problems: list[str]) -> int:
     return 1 if wrong else 0
 
 
-def _refuse_copies(request: DataCheckRequest) -> None:
-    """Raise BadInput for --copies of boxes."""
+def _refuse_for_boxes(request: DataCheckRequest) -> None:
+    """Raise BadInput for --copies and --record, which boxes do not have."""
+    if request.record:
+        raise BadInput(
+            f"--record: {request.name} is boxes, whose lists are not recorded; leave --record out"
+        )
     if request.copies is not None:
         raise BadInput(
             f"--copies {request.copies}: {request.name} is boxes, and `rescore` scores classes;"

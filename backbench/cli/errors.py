@@ -114,6 +114,12 @@ def explain(
                         f"{run}: its kept detections have {kind}_AP50 {again:.4f}, its results"
                         f" {one.result.value:.4f}; measure it again"
                     )
+        if not outcomes:
+            left_out.append(
+                f"{printable.shown(str(run), 300)}: left out: its AP50 is undefined, as nothing that"
+                " was scored has an object"
+            )
+            continue
         # 2. Its rows
         explained.append(_rows(run, by_kind, outcomes))
     return explained, left_out

@@ -73,7 +73,9 @@ def models_and_tasks(
     tasks: list[str] = []
     for word in request.words:
         kind = word.partition("@")[0].partition("/")[0]
-        if archs.is_name(word) or Path(word).exists():
+        # Run folders are often called as the task is: `./linear` is the folder
+        is_task = kind in TASKS and not Path(word).is_file()
+        if archs.is_name(word) or (Path(word).exists() and not is_task):
             found.append(Path(word))
         elif kind in TASKS:
             if CHANGE.match(word.partition("@")[2]):
@@ -290,9 +292,10 @@ def seconds_an_image(
 
 
 def tell_more_seeds(plan: EvaluationPlan, file: Path) -> None:
-    """Print the command that trains each detector again, which tells how far chance moves it."""
+    """Print the commands that train the detectors of one model again, which tell how far chance moves
+    them."""
     print(
-        "Next: three seeds of each, which say how far a second training moves a number:"
+        "Next: three seeds, which say how far a second training moves a number; of one model:"
     )
     for run in plan.runs:
         request = run.request

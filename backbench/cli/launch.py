@@ -359,7 +359,8 @@ def retry(request: LaunchRetryRequest) -> Outcome:
             else:  # below: they take as long as they take, and others may submit meanwhile
                 here.append((cluster, grid, left))
     if not chosen:
-        log.info("no job failed, was lost or was cancelled")
+        of_these = f" of {' '.join(patterns)}" if patterns else ""
+        log.info(f"no job{of_these} failed, was lost or was cancelled")
     status = 0
     for cluster, grid, jobs in here:
         found = itertools.repeat((jobs, False))  # these, and no more to wait for

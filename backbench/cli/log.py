@@ -68,15 +68,18 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
         note = dict(jsons.read(file)) if file.exists() else {}
         sent = note.get(to, {"step": -1, "numbers": []})
         last = int(sent["step"])
+        keys_at_last = set(map(str, sent.get("keys", ())))
         known = set(map(str, sent["numbers"]))
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise BadInput(f"{file}: damaged; remove it to send all again") from None
     # 1. The steps and the numbers that are new
     steps = []
     for row in read_metrics(folder):
-        step = row.pop("step", -1)
-        if step > last:
-            steps.append((int(step), row))
+        step = int(row.pop("step", -1))
+        # A step's kNN score has a row of its own, which comes minutes after that of its loss
+        comes_later = "keys" in sent and step == last and not row.keys() <= keys_at_last
+        if step > last or comes_later:
+            steps.append((step, row))
     lines = (
         store.read_file(folder / RESULTS_FILE)
         if (folder / RESULTS_FILE).exists()
@@ -107,8 +110,17 @@ def _send_new(folder: Path, root: Path, to: str) -> bool:
         raise Failed(
             f"{folder}: {to} refused it: {error}; the same command continues"
         ) from error
-    last = steps[-1][0] if steps else last
-    note[to] = {"step": last, "numbers": sorted({*known, *numbers})}
+    if steps:
+        newest = steps[-1][0]
+        if newest > last:
+            keys_at_last = set()
+        keys_at_last |= {key for step, row in steps if step == newest for key in row}
+        last = newest
+    note[to] = {
+        "step": last,
+        "keys": sorted(keys_at_last),
+        "numbers": sorted({*known, *numbers}),
+    }
     atomic.write_json(file, note)
     log.info(f"{folder}: {len(steps)} steps and {len(numbers)} numbers")
     return True

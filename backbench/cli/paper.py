@@ -124,10 +124,11 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
         print(claims.counted(made))
     # 3. The command for the rest, and what differs from the paper
     out = shlex.quote(str(runs[0])) if runs else "RUNS"
-    print(
-        f"what is missing: backbench launch run {item.in_command} --data ROOT --out {out}"
-        " --cluster slurm"
-    )
+    if not numbers or any(one.state != MEASURED for one in numbers):
+        print(
+            f"what is missing: backbench launch run {item.in_command} --data ROOT --out {out}"
+            " --cluster slurm"
+        )
     for text in item.grid.deviations:
         print(f"deviation: {text}")
     for text in item.grid.choices:

@@ -16,8 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         invocation = parsing.invocation(sys.argv[1:] if argv is None else argv)
     except ProtocolsAsked as asked:
-        verbs.print_protocols(str(asked))
-        return 0
+        verb = str(asked)
+        return guarded(lambda: verbs.print_protocols(verb))
     except BadInput as error:
         refusal = error
 

@@ -86,7 +86,7 @@ def _of_dataset(
     if request.dataset is None:
         if len(datasets) > 1:
             raise BadInput(
-                f"{request.runs[0]}: numbers of {named}; say whose images the list names, by"
+                f"{' '.join(map(str, request.runs))}: numbers of {named}; say whose images the list names, by"
                 " --dataset"
             )
         return list(measured)

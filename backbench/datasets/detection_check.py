@@ -20,11 +20,10 @@ LARGEST = 8 * opening.GIGABYTE  # bytes of an annotation file; COCO's have half 
 Inspection: TypeAlias = Callable[[Path, Path], tuple[list[str], list[str]]]
 
 
-def check(name: str, root: Path, inspect: Inspection) -> int | None:
+def check(name: str, root: Path, inspect: Inspection) -> list[str] | None:
     """Print what is there and what is missing, and what `inspect` finds in COCO's files.
 
-    Return the exit status: 1 where something is missing or wrong, else 0. None means that
-    ROOT/<name> has neither layout."""
+    Return what is missing or wrong. None means that ROOT/<name> has neither layout."""
     base = root / name
     years = sorted(base.glob("VOC20??"))
     if not years and (base / "ImageSets" / "Main").is_dir():
@@ -35,15 +34,15 @@ def check(name: str, root: Path, inspect: Inspection) -> int | None:
         lines = [line for year in years for line in _voc(year)]
     else:
         return None
-    problems = 0
+    problems = []
     for said, is_problem in lines:
         if is_problem:
-            problems += 1
+            problems.append(said)
             print(f"{name}: PROBLEM: {said}")
         else:
             print(f"{name}: {said}")
-    print(f"{name}: {problems} problems" if problems else f"{name}: all right")
-    return 1 if problems else 0
+    print(f"{name}: {len(problems)} problems" if problems else f"{name}: all right")
+    return problems
 
 
 def _coco(base: Path, inspect: Inspection) -> Iterator[tuple[str, bool]]:

@@ -27,6 +27,7 @@ from torchvision.ops import roi_align
 from backbench.detection.data.images import TrainTarget
 from backbench.detection.data.masks import crop, rasterise
 from backbench.detection.rcnn.rpn import BalancedSampler, smooth_l1, true_indices
+from backbench.errors import BadInput
 from backbench.parallel import distributed
 
 if TYPE_CHECKING:
@@ -268,7 +269,12 @@ def build_heads(cfg: CfgNode) -> RCNNHeads:
     channels = cfg.MODEL.FPN.OUT_CHANNELS
     classes = roi.NUM_CLASSES + 1  # with the background
     # Detectron2 has one threshold: a proposal is an object's or it is background.
-    overlap = roi.IOU_THRESHOLDS[0]
+    if len(roi.IOU_THRESHOLDS) != 1:
+        raise BadInput(
+            f"MODEL.ROI_HEADS.IOU_THRESHOLDS {roi.IOU_THRESHOLDS}: this engine has one, as [0.5]; give"
+            " one, or add --engine detectron2"
+        )
+    (overlap,) = roi.IOU_THRESHOLDS
     heads = RCNNHeads(
         LevelPool(box.POOLER_RESOLUTION),
         TwoMLPHead(channels * box.POOLER_RESOLUTION**2, box.FC_DIM),

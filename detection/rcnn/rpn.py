@@ -211,7 +211,13 @@ def build_rpn(cfg: CfgNode) -> RPN:
     """Build the proposal network that MODEL.RPN and MODEL.ANCHOR_GENERATOR describe."""
     rpn_cfg = cfg.MODEL.RPN
     sizes = cfg.MODEL.ANCHOR_GENERATOR.SIZES
-    ratios = cfg.MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS[0]
+    of_levels = cfg.MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS
+    if len(of_levels) != 1:
+        raise BadInput(
+            f"MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS {of_levels}: this engine has one list for all"
+            " levels, as [[0.5, 1.0, 2.0]]; give one, or add --engine detectron2"
+        )
+    (ratios,) = of_levels
     if len(sizes) != LEVELS:
         raise BadInput(
             f"MODEL.ANCHOR_GENERATOR.SIZES: {len(sizes)} levels instead of the FPN's {LEVELS}"
@@ -221,7 +227,12 @@ def build_rpn(cfg: CfgNode) -> RPN:
     # torchvision rounds its base anchors; Detectron2 does not.
     anchors.cell_anchors = [base_anchors(of_level, ratios) for of_level in sizes]
     channels = cfg.MODEL.FPN.OUT_CHANNELS
-    background_threshold, foreground_threshold = rpn_cfg.IOU_THRESHOLDS[:2]
+    if len(rpn_cfg.IOU_THRESHOLDS) != 2:
+        raise BadInput(
+            f"MODEL.RPN.IOU_THRESHOLDS {rpn_cfg.IOU_THRESHOLDS}: this engine has two, as [0.3, 0.7];"
+            " give two, or add --engine detectron2"
+        )
+    background_threshold, foreground_threshold = rpn_cfg.IOU_THRESHOLDS
     rpn = RPN(
         anchors,
         FullPrecisionHead(channels, anchors.num_anchors_per_location()[0]),

@@ -9,6 +9,7 @@ from support.detection_runs import run_of_config
 
 from backbench.detection import dialect, lint
 from backbench.detection.data.images import LookedAt
+from backbench.detection.rcnn import roi_heads, rpn
 from backbench.detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN
 from backbench.errors import BadInput
 
@@ -71,6 +72,37 @@ def test_a_rate_is_above_zero_and_overlaps_rise(tiny):
     ):
         said = check_values(tiny, key, value)
         assert said == f"mine.yaml: {key} {value}: {wanted} overlaps, in rising order"
+
+
+@pytest.mark.parametrize("sizes", [(64,), (128, 64), (64, 96, 128)])
+def test_a_range_of_sizes_is_drawn_between_two(tiny, sizes):
+    """Other sizes would stand in the config, and never be trained on."""
+    ranged = tiny.clone()
+    ranged.defrost()
+    ranged.INPUT.MIN_SIZE_TRAIN_SAMPLING = "range"
+    for good in ((64, 128), (64, 64)):
+        assert check_values(ranged, "INPUT.MIN_SIZE_TRAIN", good) == ""
+    said = check_values(ranged, "INPUT.MIN_SIZE_TRAIN", sizes)
+    assert "draws between two sizes" in said and str(sizes) in said
+    assert check_values(tiny, "INPUT.MIN_SIZE_TRAIN", sizes) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "build"),
+    [
+        ("MODEL.ROI_HEADS.IOU_THRESHOLDS", [0.3, 0.5], roi_heads.build_heads),
+        ("MODEL.RPN.IOU_THRESHOLDS", [0.3, 0.5, 0.7], rpn.build_rpn),
+        ("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", [[1.0]] * 5, rpn.build_rpn),
+    ],
+)
+def test_values_that_torchvisions_engine_would_leave_out_are_refused(
+    tiny, key, value, build
+):
+    changed = tiny.clone()
+    changed.defrost()
+    changed.merge_from_list([key, value])
+    with pytest.raises(BadInput, match=f"{key} .*: this engine has"):
+        build(changed)
 
 
 # ---- Lists that do not fit

@@ -333,3 +333,10 @@ def test_ranks_meet_where_the_first_one_listens(tmp_path, monkeypatch, here, bac
         assert did == [(backend, how), "left"]
         assert process_group._meeting == []
         did.clear()
+
+
+def test_an_address_without_a_port_is_said(tmp_path, slurm, monkeypatch):
+    slurm(6, 4, 1)
+    monkeypatch.delenv("MASTER_PORT")
+    with pytest.raises(BadInput, match="MASTER_PORT is not; export a free port"):
+        process_group.over_machines(run_of(tmp_path, world=3), 2, 0, "")

@@ -247,3 +247,14 @@ def test_a_damaged_note_is_named(runs, bad_input, of_tensorboard):
     bad_input(
         log(runs, "tensorboard"), "logged.json: damaged; remove it to send all again"
     )
+
+
+def test_a_score_of_the_last_step_that_comes_later_is_sent(runs):
+    """A pretraining's kNN score has the number of a step whose loss was sent minutes before."""
+    assert log(runs, "tensorboard") == 0
+    Metrics(runs / "pretrain", from_step=20).write(10, knn_top1=55.5)
+    for _ in range(2):
+        assert log(runs, "tensorboard") == 0
+    steps = scalars(runs / "pretrain" / "tensorboard")
+    assert steps["knn_top1"] == [(10, 55.5)]
+    assert steps["loss"] == [(0, 4.0), (10, 3.0)]

@@ -44,7 +44,7 @@ def test_cocos_files_are_counted_and_inspected(tmp_path, capsys):
         looked_at.append((file.name, folder))
         return ([], [f"{file.name}: worth saying"]) if len(looked_at) == 1 else ([], [])
 
-    assert detection_check.check("mine", tmp_path, inspect) == 0
+    assert detection_check.check("mine", tmp_path, inspect) == []
     assert lines(capsys) == [
         "mine: instances_train.json: 3 images, 7 objects",
         "mine: instances_train.json: worth saying",
@@ -68,7 +68,7 @@ def test_problems_are_counted_and_missing_images_named(tmp_path, capsys):
         assert file.name == "instances_val.json", "images are missing of the other"
         return ["a box without a side", "another"], ["worth saying"]
 
-    assert detection_check.check("mine", tmp_path, inspect) == 1
+    wrong = detection_check.check("mine", tmp_path, inspect)
     missing = f"2 files are missing, {base / 'train' / '2.jpg'} first"
     assert lines(capsys) == [
         f"mine: PROBLEM: instances_train.json: 3 images, 1 objects; {missing}",
@@ -78,6 +78,7 @@ def test_problems_are_counted_and_missing_images_named(tmp_path, capsys):
         "mine: worth saying",
         "mine: 3 problems",
     ]
+    assert wrong is not None and wrong[1:] == ["a box without a side", "another"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_vocs_lists_are_counted_in_each_year(tmp_path, capsys, years):
         # A list of a class has a flag behind each name; blank lines are none
         lists = {"cat_train": "9 1\n", "test": "c\n", "train": "a  1\n\nb -1\n"}
         voc(base / year, lists, ["a", "b", "c"])
-    assert detection_check.check("voc", tmp_path, nothing) == 0
+    assert detection_check.check("voc", tmp_path, nothing) == []
     wanted = []
     for year in years:
         name = "voc" if year == "." else year
@@ -143,7 +144,7 @@ def test_vocs_missing_files_are_images_and_annotations(tmp_path, capsys):
     for name in ("a", "c"):
         (base / "Annotations" / f"{name}.xml").unlink()
     (base / "JPEGImages" / "b.jpg").unlink()
-    assert detection_check.check("voc", tmp_path, nothing) == 1
+    wrong = detection_check.check("voc", tmp_path, nothing)
     image = f"1 files are missing, {base / 'JPEGImages' / 'b.jpg'} first"
     about = f"{base / 'Annotations' / 'a.xml'} first"
     assert lines(capsys) == [
@@ -151,6 +152,7 @@ def test_vocs_missing_files_are_images_and_annotations(tmp_path, capsys):
         f"voc: PROBLEM: VOC2007 val: 1 images; 1 files are missing, {about}",
         "voc: 2 problems",
     ]
+    assert wrong is not None and len(wrong) == 2
 
 
 def test_a_list_that_is_no_text_is_named(tmp_path):
