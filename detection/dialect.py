@@ -72,6 +72,11 @@ class Given:
         return self.values.get(key, default)
 
 
+def _as_list(value: Value) -> Value:
+    """Return a tuple as a list, and any other value as it is."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 def read(name: str, opts: Sequence[str]) -> Given:
     """Read a config by its path or name, with `KEY VALUE` overrides.
 
@@ -83,9 +88,7 @@ def read(name: str, opts: Sequence[str]) -> Given:
     # stated them, so they are no claim about the checkpoint.
     base = read_detector(config.configs_dir() / KIND / BASE)
     for key in PIXELS:
-        stated = values.get(key)
-        # What is no list is refused where types are checked
-        if isinstance(stated, list | tuple) and list(stated) == list(base[key]):
+        if key in values and _as_list(values[key]) == _as_list(base[key]):
             del values[key]
     words = [word for word in opts if word != "--"]
     for word in words:

@@ -71,9 +71,9 @@ def scored_split(row: Result, run: Path, data: Path | None) -> Split:
     task = DETECTION_TASKS[row.task]
     if name.startswith("own_"):
         root = reading.root_folder(data, holds=printable.shown(row.dataset, 40))
-        # ROOT, or the folder of the boxes itself
-        is_it = root.absolute().name == row.dataset
-        base = root if is_it else root / row.dataset
+        # ROOT, or the folder of the boxes itself, which may be "."
+        root = root.absolute()
+        base = root if root.name == row.dataset else root / row.dataset
         split = own.read(base, task)[1]
     else:
         root = reading.root_folder(data)

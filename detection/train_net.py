@@ -126,7 +126,7 @@ def from_arguments(request: DetectRequest) -> DetectionRun:
         given,
         engine=request.engine,
         root=root,
-        out=Path(str(out)),  # a folder called 2024 is read as a number
+        out=Path(str(out)),  # a number is refused where types are checked
         checkpoint=request.checkpoint,
     )
     run = replace(

@@ -295,7 +295,7 @@ def tell_more_seeds(plan: EvaluationPlan, file: Path) -> None:
     """Print the commands that train the detectors of one model again, which tell how far chance moves
     them."""
     print(
-        "Next: three seeds, which say how far a second training moves a number; of one model:"
+        "Next, for one model: three seeds, which say how far a second training moves a number:"
     )
     for run in plan.runs:
         request = run.request

@@ -46,6 +46,8 @@ def test_a_run_is_what_the_words_say(words, tiny_root, tmp_path):
 def test_the_folder_may_stand_in_the_config(words, tmp_path):
     run = words("OUTPUT_DIR", str(tmp_path / "other"), out=None)
     assert run.out == tmp_path / "other"
+    with pytest.raises(BadInput, match="OUTPUT_DIR 2024: must be a text"):
+        words("OUTPUT_DIR", "2024", out=None)
     with pytest.raises(BadInput, match="no run folder: give --out RUN"):
         words(out=None)
 

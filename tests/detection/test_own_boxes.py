@@ -1002,7 +1002,7 @@ def test_the_commands_of_the_page(tmp_path, trunk, capsys, monkeypatch):
     assert {"detect-own-v1"} <= {row.protocol for row in rows}
     printed = capsys.readouterr().out
     assert "faster_rcnn/mine/bbox_AP@detect-own-v1" in printed
-    assert "Next: three seeds of each" in printed
+    assert "Next, for one model: three seeds" in printed
 
 
 def test_data_check_reads_boxes_as_detect_does(written, capsys):

@@ -114,6 +114,7 @@ def test_config_against_checkpoint_and_data(
         ("MODEL.ROI_HEADS.IOU_THRESHOLDS", "()", "1 or more overlaps"),
         ("MODEL.RPN.BATCH_SIZE_PER_IMAGE", "0", "at least 1"),
         ("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "0", "at least"),
+        ("MODEL.PIXEL_MEAN", "123.7", "PIXEL_MEAN"),
         ("MODEL.DEVICE", "gpu", "auto, cpu or cuda"),
         ("MODEL.DEVICE", "cuda:1", "auto, cpu or cuda"),
     ],

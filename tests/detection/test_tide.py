@@ -1,6 +1,7 @@
 """What each kind of error costs equals TIDE's rules, written out as loops, and hotcoco's numbers; rows
 follow from kept detections, and are verified."""
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -12,6 +13,7 @@ import pytest
 from pycocotools import mask
 from support import own_boxes
 
+from backbench.cli import errors as errors_verb
 from backbench.cli.program import main
 from backbench.detection import evaluate, tide
 from backbench.detection.data import own
@@ -708,3 +710,21 @@ def test_equal_scores_are_in_the_order_of_images():
     outcomes = tide.of_rows(truth, rows, "bbox")
     assert list(outcomes.image) == [1, 0, 2]
     assert outcomes.images == 3
+
+
+def test_a_run_without_objects_is_left_out_with_a_word(boxes):
+    """Its AP50 is undefined, so no error costs any of it."""
+    measured = errors_verb._measured([boxes / "runs"])
+    undefined, *others = sorted(measured)
+    for kind, one in measured[undefined].items():
+        nothing = dataclasses.replace(one.result, value=None, ci95=None)
+        measured[undefined][kind] = one._replace(result=nothing)
+    explained, left_out = errors_verb.explain(measured, boxes)
+    assert [one.run for one in explained] == others
+    (said,) = left_out
+    assert said.startswith(f"{undefined}: left out: its AP50 is undefined")
+
+
+def test_the_folder_of_boxes_may_be_the_one_one_stands_in(boxes, monkeypatch):
+    monkeypatch.chdir(boxes / "mine")
+    assert main(["errors", "../runs", "--data", "."]) == 0

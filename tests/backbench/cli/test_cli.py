@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 
@@ -240,6 +241,26 @@ def test_lists_are_documents(words, key, others, capfd):
 def test_a_check_of_data_says_its_problems(tiny_root, capfd):
     checked = document(capfd, "data", "check", "digits", "--data", tiny_root, "--json")
     assert checked == {"name": "digits", "problems": []}
+
+
+@pytest.fixture
+def incomplete_scenes(tiny_root, tmp_path):
+    """Boxes in COCO's layout, of which an image is missing."""
+    scenes = shutil.copytree(tiny_root / "scenes", tmp_path / "data" / "scenes")
+    next(scenes.glob("val2017/*.jpg")).unlink()
+    return tmp_path / "data"
+
+
+def test_a_check_of_boxes_says_its_problems_too(incomplete_scenes, capfd):
+    words = ("data", "check", "scenes", "--data", incomplete_scenes, "--json")
+    checked = document(capfd, *words, status=1)
+    assert any("1 files are missing" in problem for problem in checked["problems"])
+
+
+@pytest.mark.parametrize("more", [["--record"], ["--copies", "copies.txt"]])
+def test_boxes_are_neither_recorded_nor_compared(incomplete_scenes, bad_input, more):
+    words = ["data", "check", "scenes", "--data", str(incomplete_scenes), *more]
+    bad_input(program.main(words), more[0])
 
 
 def test_an_error_prints_no_document(tmp_path, capfd):

@@ -19,6 +19,7 @@ from support.records import rows_of
 from support.timm_fixtures import put_in_hub
 
 import backbench
+from backbench.cli import evaluate as evaluate_verb
 from backbench.cli import program
 from backbench.datasets import catalog
 from backbench.evaluation.plan import make_plan
@@ -711,3 +712,22 @@ def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(
     )
     assert row.provenance["images"] == {"train": 3, "val": 3, "test": 12}
     assert row.provenance["labelled_from"] == "the seed's draw of train"
+
+
+def test_a_run_folder_that_is_called_as_a_task_is_no_model(home):
+    """Such folders lie beside the models of a demo; ./knn would be the folder."""
+    (home / "knn").mkdir()
+    words = [
+        "evaluate",
+        "my_resnet.pth",
+        "knn",
+        "./knn",
+        "--data",
+        "mine",
+        "--out",
+        "r",
+    ]
+    request = parse(words)
+    models, tasks = evaluate_verb.models_and_tasks(request)
+    assert tasks == ["knn"]
+    assert [str(model) for model in models] == ["my_resnet.pth", "knn"]

@@ -183,7 +183,7 @@ def test_seeds_of_the_detectors_are_offered(plan, capsys):
     ]
     evaluate.tell_more_seeds(plan, file)
     first, command = capsys.readouterr().out.splitlines()
-    assert first.startswith("Next: three seeds of each")
+    assert first.startswith("Next, for one model: three seeds")
     request = parsing.parse(command.split()[1:])
     assert (request.seeds, request.seed, request.resume) == (3, None, False)
     assert request.out == Path("out/faster_rcnn-seeds")

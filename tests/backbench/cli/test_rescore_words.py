@@ -54,7 +54,7 @@ def test_a_list_names_the_images_of_one_dataset():
     with pytest.raises(BadInput) as refused:
         rescore._of_dataset(measured, request())
     assert str(refused.value) == (
-        "runs/a: numbers of dtd, pets; say whose images the list names, by --dataset"
+        "runs/a runs/b: numbers of dtd, pets; say whose images the list names, by --dataset"
     )
     with pytest.raises(BadInput) as refused:
         rescore._of_dataset(measured, request("cars"))

@@ -193,6 +193,9 @@ def test_a_retry_submits_what_failed_with_a_clean_slate(trial):
     assert lab.launch(*again) == 0
     assert "no job failed, was lost or was cancelled" in trial.said()
     assert len(trial.slurm.called("sbatch")) == 2
+    # Of jobs that are named, nothing is said of the others
+    assert lab.launch(*again[:2], name, *again[2:]) == 0
+    assert f"no job of {name} failed" in trial.said()
 
 
 def test_a_grid_whose_checkpoint_is_not_there_yet_says_what_it_waits_for(trial):
