@@ -194,7 +194,7 @@ class DetectionEngine(ABC):
 
     @property
     def images_per_second(self) -> float | None:
-        """The speed of the whole detector, image by image, in this process's last `predictions`."""
+        """The speed of the whole detector, image by image, over the last images of this process."""
         return self._clock.rate(self.checkpoint.digest)
 
 

@@ -60,7 +60,9 @@ def refuses(row: Result) -> str:
     """Say why the detections of a row have no errors by COCO's rules; "" where they do."""
     name = str(row.facts.get("val", "")).partition(":")[0]
     if name in voc.DATASETS:
-        return "VOC's own AP is not COCO's; measure it with --dataset VOC2007"
+        return (
+            "VOC's own AP is not COCO's; measure it with --dataset VOC2007 (or VOC2012)"
+        )
     return ""
 
 

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
 EVALUATIONS_FOLDER = "evaluations"
 SHARE = ".predictions.{}.json"  # a rank's detections, until they are scored
-# Keys of a config that only scoring reads begin so, but for the last, which the training reads.
+# Keys of a config that begin so are read by scoring alone
 SCORING = ("DATASETS.TEST", "TEST.")
+# The exception: the training reads those that begin so
 TRAINING = "TEST.PRECISE_BN."
 # The entries of a run's identity that digest the bytes of the images
 IMAGES = ("train_images", "val_images")

@@ -224,11 +224,12 @@ def feature_statistics(features: Tensor) -> dict[str, float]:
 
 
 def warn_if_collapsed(row: dict[str, float], step: int) -> None:
-    """Warn where the features are nearly equal, or on one line, and where CLLR's L is."""
+    """Warn where the features collapse (they are nearly equal, or on one line), and where CLLR's L
+    collapses or explodes."""
     if "rank_L" in row and "kept_L" in row:
         rank = row["rank_L"]
         kept = row["kept_L"]
-        # L^T L of phi is further from phi than 0 is: L has grown past what the rate bears
+        # L^T L phi is further from phi than 0 is, so L has grown too large
         if kept < 0:
             log.warning(
                 "step %d: CLLR's L explodes (gives %.2g of phi back); optim.lr or method.weight is"

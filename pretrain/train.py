@@ -464,7 +464,8 @@ class Training:
         self.update(step + 1)
 
     def state_is_due(self, done: int, age: float) -> bool:
-        """Save every few minutes, at the ends of epochs that are not short, and at the end."""
+        """Return True where a state is due: every few minutes, at the ends of epochs that are not
+        short, and at the end."""
         epoch_ends = done % self.steps_per_epoch == 0
         return (
             done == self.last

@@ -17,7 +17,7 @@ from backbench.tasks import TASKS
 from backbench.untrusted import printable
 
 TASK = next(name for name, task in TASKS.items() if task.from_scores)
-# What is kept beside the row that a number is computed from, and not beside the number
+# Keys of the source row's provenance that describe its predictions; a calibration's row has none of them
 _OF_PREDICTIONS = ("predictions", "per_class", "confusion")
 _CHOSEN = ("on", "converged", "gradient")
 

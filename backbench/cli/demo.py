@@ -133,7 +133,8 @@ def chained(steps: Mapping[str, Job]) -> list[Job]:
         for name in names[1:]:
             argv += [AND, *steps[name].argv]
         earlier = [job.name for job in jobs]
-        needs = tuple(need for need in NEEDS.get(chain[:-2], ()) if need in earlier)
+        stage = chain.rpartition("-")[0]  # evaluation-a: evaluation
+        needs = tuple(need for need in NEEDS.get(stage, ()) if need in earlier)
         makes = steps[names[-1]].makes or f"{names[-1]}/{RESULTS_FILE}"
         job = Job(
             name=chain,
@@ -252,7 +253,9 @@ class _Progress:
     """Says every 15 s how many steps are done, where the running ones are, and when all will be."""
 
     def __init__(self, ledger: Ledger, missing: Mapping[str, Job], total: int) -> None:
-        self.ledger, self.missing, self.total = ledger, missing, total
+        self.ledger = ledger
+        self.missing = missing
+        self.total = total
         self.started = time.monotonic()
         self.said = self.started
 
@@ -261,19 +264,27 @@ class _Progress:
         if now - self.said < SAY_S:
             return
         self.said = now
-        steps_left, made, left, running = 0, 0.0, 0.0, []
+        steps_left = 0
+        cost_made = 0.0
+        cost_left = 0.0
+        running = []
         for name, step in self.missing.items():
             cost = next(cost for start, cost in COSTS.items() if name.startswith(start))
-            share, note = 1.0, None
+            share = 1.0
+            note = None
             if not finished(step, self.ledger.runs):
-                steps_left, share = steps_left + 1, 0.0
+                steps_left += 1
+                share = 0.0
                 note = read_progress(self.ledger.runs / name)
             if note is not None:
                 share = min(1.0, note["done"] / max(1, note["total"]))
                 running.append(f"{name} {note['done']}/{note['total']} {note['unit']}s")
-            made, left = made + share * cost, left + (1 - share) * cost
+            cost_made += share * cost
+            cost_left += (1 - share) * cost
         spent = now - self.started
-        eta = f"ETA {seconds(spent * left / made):>6}  " if made else ""
+        eta = ""
+        if cost_made:
+            eta = f"ETA {seconds(spent * cost_left / cost_made):>6}  "
         log.info(
             f"{seconds(spent):>6}  {eta}{self.total - steps_left}/{self.total} steps;"
             f" running: {', '.join(running) or ', '.join(pool.running)}"

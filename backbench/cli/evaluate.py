@@ -50,8 +50,8 @@ from backbench.weights import absent, archs
 if TYPE_CHECKING:
     from backbench.weights.checkpoint import Checkpoint
 
-# What may be measured next, each with its recipe where that is not the one of the papers; the lines
-# are sorted by what they cost on the images at hand
+# What may be measured next, each with its recipe where that is not the one of the papers. They are
+# printed in this order, in two lists: what costs an hour at most on the images at hand, and the rest
 OFFERED = (
     ("linear", "linear_own"),
     ("semi_10pct", "semisup_own"),

@@ -2,7 +2,6 @@
 `cancel` submit and record (`slurm.catch_up`); `status` and `run --dry-run` write nothing."""
 
 import contextlib
-import itertools
 import os
 import shlex
 import signal
@@ -118,9 +117,10 @@ class GridRun:
     interval: float | None  # seconds between looks of --watch
     commands: CommandCheck
     data_later: bool = False  # go on without datasets that are not here
-    # The jobs that this launcher saw on Slurm: cancelled or lost since, they stay so
+    # Jobs that this launcher has seen on Slurm. If they are cancelled or lost later, they stay so
     seen: set[str] = field(default_factory=set)
-    # Those that waited for a job that was submitted again since: Slurm cancels them, nobody else
+    # Jobs that wait for the old Slurm number of a job that was submitted again. Slurm cancels them,
+    # which is nobody's wish, so they are submitted again, too
     orphans: set[str] = field(default_factory=set)
 
     def plan(self, snapshot: Snapshot, *, watching: bool) -> Plan:
@@ -227,7 +227,8 @@ class GridRun:
                 )
                 if goes_on.intersection(needs):
                     self.orphans.add(name)
-            # 4. A clean slate for what is submitted by a wish, not for what goes on by itself
+            # 4. Earlier failures of jobs that are submitted anew are forgotten; a stopped job that goes
+            #    on keeps its record
             for name in new.keys() - stopped:
                 ledger.forgive(new[name])
             try:
@@ -363,8 +364,11 @@ def retry(request: LaunchRetryRequest) -> Outcome:
         log.info(f"no job{of_these} failed, was lost or was cancelled")
     status = 0
     for cluster, grid, jobs in here:
-        found = itertools.repeat((jobs, False))  # these, and no more to wait for
-        status = max(status, run_here(ledger, cluster, grid, found.__next__))
+
+        def these_only(jobs: list[Job] = jobs) -> tuple[list[Job], bool]:
+            return jobs, False  # there are no more to wait for
+
+        status = max(status, run_here(ledger, cluster, grid, these_only))
         if status == EXIT_PREEMPTED:
             break
     return Outcome(status=status)
@@ -387,7 +391,9 @@ def cancel(request: LaunchCancelRequest) -> Outcome:
             if snapshot.on_slurm(record):
                 ids.add(record.id)
         elif ledger.running(record.job):
-            left += not _end_here(snapshot, name)
+            was_ended = _end_here(snapshot, name)
+            if not was_ended:
+                left += 1
     # Those that run go last: a place that they leave would be taken by one that still waits
     slurm_client.end(
         sorted(ids, key=lambda id: (snapshot.queue[id].state == "RUNNING", id))

@@ -29,8 +29,8 @@ SCORES = "scores"  # folder: the heads' scores of each image, for later metrics
 HEADS_FILE = "heads.safetensors"  # trained heads, each bound to its trunk and protocol
 PICTURES = "pictures"  # folder
 STATES = "state"  # folder: what evaluations continue from
-# Folders in a run that files are written to, beside its own
 MANIFESTS = "manifests"  # folder: which images were used
+# The folders in a run's folder that files are written to
 PARTS = (PREDICTIONS, SCORES, PICTURES, STATES, MANIFESTS, "per_class", "confusion")
 # What a run has written before it has measured anything, beside its manifests
 ANNOUNCED = (RUN_FILE, OWED_FILE, PROGRESS_FILE, RECIPE_FILE)
@@ -44,7 +44,8 @@ def kept_checkpoint(out: Path, digest: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of what is computed once: $BACKBENCH_CACHE, else ~/.cache/backbench."""
+    """Return the folder of what is computed once: $BACKBENCH_CACHE, else backbench in
+    $XDG_CACHE_HOME, else ~/.cache/backbench."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(os.environ.get("BACKBENCH_CACHE") or Path(home) / "backbench")
 

@@ -12,12 +12,12 @@ from backbench.runs.terminal import log
 MINUTE = 60.0
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
-# Work that takes less than LONG seconds is not worth a word; above DEAR a cheaper way is named
-LONG = 60.0
-DEAR = 3600.0
-# A rate is believed after UNITS that took SECONDS at least, or after ENOUGH_SECONDS alone
-UNITS = 10
-SECONDS = 5.0
+# Work below LEAST_TOLD_SECONDS is not worth a word; above DEAR_SECONDS a cheaper way is named
+LEAST_TOLD_SECONDS = 60.0
+DEAR_SECONDS = 3600.0
+# A rate is believed after LEAST_UNITS that took LEAST_TIMED_SECONDS, or after ENOUGH_SECONDS alone
+LEAST_UNITS = 10
+LEAST_TIMED_SECONDS = 5.0
 ENOUGH_SECONDS = 30.0
 
 
@@ -74,15 +74,15 @@ class Meter:
             self.counted += units
             made = self.counted
             took = now - self.warm
-            known = made >= UNITS and took >= SECONDS
+            known = made >= LEAST_UNITS and took >= LEAST_TIMED_SECONDS
         if self.unit not in _run.left or not (known or took >= ENOUGH_SECONDS):
             return
         left = _run.left.pop(self.unit)
         needed = left * took / made
-        if needed < LONG:
+        if needed < LEAST_TOLD_SECONDS:
             return
         cheaper = ""
-        if needed > DEAR and _run.cheaper:
+        if needed > DEAR_SECONDS and _run.cheaper:
             cheaper = f"; {_run.cheaper}"
         log.info(
             f"about {spelled(needed)} here for {left:,.0f} more {self.unit}s,"

@@ -287,8 +287,8 @@ def _categories(data: CocoFile[CocoObject], task: DetectionTask) -> list[CocoCat
     """Return the categories in the order of their ids. Raises BadInput for two of one name with
     objects.
 
-    Left out is what Roboflow lists beside the classes: their group, which has no object, where it is
-    called as a class is, or where keypoints are wanted and it has none."""
+    Roboflow lists the group of the classes as one more category, which has no object. It is left out
+    where it has the name of a class, and where the task is keypoints and it has none."""
     used = {row["category_id"] for row in data["annotations"]}
     # 1. Those with objects first, so that a group is known by the class that is there
     by_use = sorted(

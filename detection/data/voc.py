@@ -20,7 +20,7 @@ from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
 
 LARGEST_FILE = opening.GIGABYTE  # of a list of images
-LAYOUT = "VOC is ROOT/VOC2007/{ImageSets,Annotations,JPEGImages}"
+LAYOUT = "VOC is ROOT/VOC<year>/{ImageSets,Annotations,JPEGImages}"
 # Detectron2's names -> (list of images, folder of the images) below ROOT
 DATASETS = {
     f"voc_{year}_{part}": (
@@ -33,7 +33,7 @@ DATASETS = {
 
 
 def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
-    """Read the images that a list names, and their objects from ROOT/VOC2007/Annotations.
+    """Read the images that a list names, and their objects from ROOT/VOC<year>/Annotations.
 
     Objects marked difficult are trained on; in scoring they are neither hit nor miss, as in VOC.
     """

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 def per_rank(count: int, device: torch.device) -> Tensor:
-    """Return the mean of a count over ranks, at least that of one in all.
+    """Return the mean of a count over ranks. The sum over ranks counts as 1 at least, so that nothing is
+    divided by 0.
 
     A rank divides the sum of its losses by it, and DDP takes the mean over ranks. The result is the
     global sum over the global count.

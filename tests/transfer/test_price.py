@@ -50,9 +50,9 @@ TUNED = {
 @pytest.fixture
 def timed_at_once(monkeypatch):
     """Every run is long and dear, and a rate is believed after two steps."""
-    for name in ("LONG", "DEAR", "SECONDS"):
+    for name in ("LEAST_TOLD_SECONDS", "DEAR_SECONDS", "LEAST_TIMED_SECONDS"):
         monkeypatch.setattr(price, name, -1.0)
-    monkeypatch.setattr(price, "UNITS", 1)
+    monkeypatch.setattr(price, "LEAST_UNITS", 1)
 
 
 @pytest.fixture
