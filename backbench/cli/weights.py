@@ -12,7 +12,7 @@ from backbench.requests.options import Outcome
 from backbench.requests.weights import ExportRequest, ImportRequest, InspectRequest
 from backbench.runs.terminal import log
 from backbench.untrusted.printable import shown
-from backbench.weights import absent, exporting
+from backbench.weights import absent, exporting, hub_files
 from backbench.weights.checkpoint import PIXELS_FROM
 from backbench.weights.importing import read
 from backbench.weights.inspecting import (
@@ -226,7 +226,10 @@ def _checked(request: ImportRequest) -> PictureCheck:
     from backbench.weights.families import picture_check
 
     assert request.check is not None
-    tables = tables_of(open_file(request.file).tree)
+    file: str | Path = request.file
+    if hub_files.is_name(file):
+        file = hub_files.held(file).path
+    tables = tables_of(open_file(file).tree)
     try:
         return picture_check.check(tables, request.check, request.arch or "")
     except BadInput as error:

@@ -26,7 +26,7 @@ _NAMES = re.compile(
 
 _USUAL = 1000  # classes; a classifier of other names may have them, too
 _MOST_CLASSES = 1_000_000
-_MOST_COUNTS = 4  # numbers of classes that are tried
+_MOST_COUNTS = 4  # numbers of classes that are tried beside the usual one
 
 
 class Classifier(NamedTuple):
@@ -55,14 +55,15 @@ def _by_timms_names(
     arch: str, prefix: str, tensors: Mapping[str, Tensor], free: Sequence[str]
 ) -> Classifier | None:
     below = {key[len(prefix) :]: key for key in free if key.startswith(prefix)}
-    # The first numbers of shapes that may be the number of classes; ImageNet's is tried anyway
+    # The first numbers of shapes that may be the number of classes, and ImageNet's
     counts = []
     for name, key in below.items():
         if _NAMES.fullmatch(name) and tensors[key].dim() > 0:
             counts.append(tensors[key].shape[0])
-    if below:
-        counts.append(_USUAL)
-    for classes in list(dict.fromkeys(counts))[:_MOST_COUNTS]:
+    tried = list(dict.fromkeys(counts))[:_MOST_COUNTS]
+    if below and _USUAL not in tried:
+        tried.append(_USUAL)
+    for classes in tried:
         wanted = _of_model(arch, classes)
         fits = bool(wanted)
         for name, shape in wanted.items():

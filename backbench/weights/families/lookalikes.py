@@ -144,8 +144,11 @@ def _bodies(
     for classifier in ([], named, last_named, keys[-2:], keys[-1:], keys[-4:]):
         of_classifier = set(classifier)
         left = tuple(key for key in keys if key not in of_classifier)
-        if len(left) >= FEWEST:
-            yield left, tuple(classifier)
+        if len(left) < FEWEST:
+            continue
+        # A number alone, as a loss's temperature, stands beside a trunk and names no class
+        names_classes = all(tensors[key].dim() > 0 for key in classifier)
+        yield left, tuple(classifier) if names_classes else ()
 
 
 def _rows(shapes: Mapping[str, Shape], *, by_names: bool) -> tuple[IndexRow, ...]:

@@ -80,6 +80,11 @@ def check(tables: Tables, folder: Path, arch: str) -> PictureCheck:
             f" {', '.join(names[:3])}"
         )
     groups = lookalikes.groups(found.names)[:MOST_NETWORKS]
+    if own and not any(own in group.names for group in groups):
+        raise BadInput(
+            f"--check: {arch} is none of the {len(groups)} networks that are scored"
+            f" ({', '.join(group.names[0] for group in groups)}); leave out --arch or --check"
+        )
     # 2. What each makes of the pictures
     scores = []
     for group in groups:

@@ -11,8 +11,8 @@ from support import timm_fixtures as fx
 
 from backbench.cli import program
 from backbench.errors import BadInput
-from backbench.weights import importing
-from backbench.weights.families import timm_classifier
+from backbench.weights import importing, undrawn
+from backbench.weights.families import file_classifier, timm_classifier
 
 LINEAR = {"weight": torch.randn(3, 32), "bias": torch.randn(3)}
 
@@ -68,6 +68,17 @@ def test_a_projector_is_no_classifier(beside, tmp_path):
     assert timm_classifier.own_head(found) is None
     with pytest.raises(BadInput, match=r"no head of its own that is known.*--protocol"):
         timm_classifier.classifier(found)
+
+
+def test_one_of_imagenets_classes_is_found_behind_many_other_layers():
+    layers = {f"fc.{n}.weight": torch.empty(n + 1, 7, device="meta") for n in range(6)}
+    with undrawn.without_memory():
+        model = timm.create_model("test_vit", num_classes=1000).state_dict()
+    trunk = [key for key in model if not key.startswith("head.")]
+    tensors = layers | model
+    found = file_classifier.found("timm:test_vit", "", tensors, trunk)
+    assert found.classes == 1000
+    assert found.names == {key: key for key in ("head.weight", "head.bias")}
 
 
 def test_it_gives_the_logits_of_its_author(tmp_path, capsys):

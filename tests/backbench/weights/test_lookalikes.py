@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import save_file
 from support.foreign_fixtures import cut_from_one_row
@@ -161,6 +162,17 @@ def test_other_names_go_in_by_order_with_the_features_of_their_author(tmp_path, 
         torch.testing.assert_close(trunk(pixels), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_losss_temperature_is_no_classifier(small, tmp_path, capsys):
+    state = renamed(small.state_dict())
+    plain = {key.removeprefix("_net."): state[key] for key in state}
+    trunk = {key: plain[key] for key in plain if not key.startswith("classifier")}
+    torch.save(trunk | {"loss.temperature": torch.ones(())}, tmp_path / "x.pth")
+    line = refusal(tmp_path / "x.pth", capsys)
+    count = len(lookalikes.shapes_of("tf_mobilenetv3_small_075", 0))
+    assert f"its {count} tensors are those of several" in line
+    assert "--rename by-order" in line and "--check" not in line
+
+
 @pytest.mark.parametrize("damage", ["swapped", "alphabet", "missing", "kinds"])
 def test_an_order_that_is_another_one_is_refused(damage, small, tmp_path, capsys):
     state = renamed(small.state_dict())
@@ -270,6 +282,25 @@ def test_pictures_of_known_classes_choose_the_network(sharp, tmp_path, capsys):
     wrong = ["--arch", "timm:mobilenetv3_small_075", "--check", str(folder)]
     line = refusal(tmp_path / "x.pth", capsys, *wrong)
     assert "is not the network of this file" in line
+
+
+def test_pictures_choose_the_network_of_a_file_in_the_hubs_cache(
+    sharp, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub" / "models--north--tiny"
+    file = cached / "snapshots" / ("5" * 40) / "model.safetensors"
+    file.parent.mkdir(parents=True)
+    save_file(sharp.state_dict(), file)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("5" * 40)
+    folder = drawn(tmp_path / "pictures", sharp, count=24)
+    out = tmp_path / "out.safetensors"
+    words = ["import", "hf:north/tiny", "--check", str(folder), "--out", str(out)]
+    assert program.main(words) == 0
+    line = "hf:north/tiny: timm:tf_mobilenetv3_small_075: 100.0% of 24 pictures"
+    assert line in capsys.readouterr().out
+    assert importing.read(out).arch == "timm:tf_mobilenetv3_small_075"
 
 
 def test_pictures_of_other_classes_choose_none(sharp, tmp_path, capsys):

@@ -173,6 +173,12 @@ def table(model, classes):
             "--check: the file has no classifier that could name a picture; leave out --check",
         ),
         (
+            table("test_convnext", 0)
+            | {"loss.temperature": torch.empty((), device="meta")},
+            "",
+            "--check: the file has no classifier that could name a picture; leave out --check",
+        ),
+        (
             table("test_convnext", 2),
             "timm:resnet18,width=2",
             "--check: the file does not hold the tensors of timm:resnet18,width=2, but those of"
@@ -185,3 +191,18 @@ def test_a_file_that_pictures_cannot_tell_is_refused(tensors, arch, says, tmp_pa
     with pytest.raises(BadInput) as error:
         picture_check.check({"model": tensors}, folder, arch)
     assert str(error.value) == says
+
+
+def test_a_users_own_network_that_is_not_scored_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(picture_check, "MOST_NETWORKS", 1)
+    tensors = table("mobilenetv3_small_075", 2)
+    names = lookalikes.find({"model": tensors}).names
+    scored, *others = lookalikes.groups(names)
+    own = f"timm:{others[-1].names[0]}"
+    folder = made(tmp_path, "a/1.png", "b/1.png")
+    with pytest.raises(BadInput) as error:
+        picture_check.check({"model": tensors}, folder, own)
+    assert str(error.value) == (
+        f"--check: {own} is none of the 1 networks that are scored ({scored.names[0]}); leave out"
+        " --arch or --check"
+    )
