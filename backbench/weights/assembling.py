@@ -69,6 +69,12 @@ def checkpoint(
     own = contents.at_top("backbench")
     is_detectron2 = contents.form is not None and contents.form.name == "detectron2"
     if isinstance(own, Mapping) and is_detectron2:
+        # A ResNet's metadata is what the user has typed
+        if trunk.metadata.pixels is not None:
+            raise BadInput(
+                f"{contents.path}: `backbench export` has written its pixels into it; leave out the"
+                " choice of pixels"
+            )
         if "name" not in own:
             raise BadInput(
                 f"{contents.path}: its header is incomplete (KeyError('name'))"

@@ -168,14 +168,15 @@ def _refuse_damaged(
 ) -> None:
     """Raise BadInput for tensors of another shape or type than asked for, and for other numbers than
     were kept. `shape` is (classes, feature_dim)."""
-    weight = head.weight
     _, width = shape
-    types = {tensor.dtype for tensor in head.tensors.values()}
-    shapes_fit = tuple(weight.shape) == shape and tuple(head.bias.shape) == shape[:1]
-    if not shapes_fit or types != {torch.float32}:
-        raise BadInput(
-            f"{where} is {tuple(weight.shape)} {weight.dtype}, not {shape} float32"
-        )
+    shapes = {"weight": shape, "bias": shape[:1]}
+    for name, tensor in head.tensors.items():
+        own = tuple(tensor.shape)
+        wanted = shapes.get(name, own)
+        if own != wanted or tensor.dtype != torch.float32:
+            raise BadInput(
+                f"{where} has a {name} of {own} {tensor.dtype}, not {wanted} float32; train it again"
+            )
     intact = head.digest == digest
     if head.temperature is not None and not isinstance(head.temperature, float):
         intact = False

@@ -1,6 +1,8 @@
 """Recognises a piece of weights that many processes or files hold together, and says how to make one
 file of all pieces."""
 
+import glob
+import json
 import re
 import shlex
 from collections.abc import Iterable
@@ -59,35 +61,39 @@ def of_file(path: Path, keys: Iterable[str] = ()) -> str:
 def _distcp(folder: Path) -> str:
     return (
         "a checkpoint that torch.distributed has cut into .distcp files; make one file of it with"
-        f" `python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} OUT.pth`,"
+        f" `python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+        f" {shlex.quote(str(folder))} OUT.pth`,"
         f" {_IN_ONE_FILE}.pth"
     )
 
 
 def _deepspeed(folder: Path) -> str:
+    script = shlex.quote(f"{folder}/zero_to_fp32.py")
     return (
         "one process's part of a DeepSpeed checkpoint; make one file of it with"
-        f" `python {folder}/zero_to_fp32.py {folder} OUT`, which DeepSpeed has put there,"
+        f" `python {script} {shlex.quote(str(folder))} OUT`, which DeepSpeed has put there,"
         f" {_IN_ONE_FILE}/pytorch_model.bin"
     )
 
 
 def _numbered(folder: Path, numbered: re.Match[str]) -> str:
     stem, count, suffix = numbered.groups()
-    files = f"glob.glob('{folder}/{stem}-*-of-{count}.{suffix}')"
+    # A folder may be called run[1]; a text in JSON is one in Python, too
+    pattern = f"{glob.escape(f'{folder}/{stem}')}-*-of-{count}.{suffix}"
+    files = f"glob.glob({json.dumps(pattern, ensure_ascii=False)})"
     if suffix == "safetensors":
         script = (
             "import glob; from safetensors.torch import load_file, save_file;"
             f" save_file({{k: v for f in {files} for k, v in load_file(f).items()}},"
-            " 'OUT.safetensors')"
+            ' "OUT.safetensors")'
         )
     else:
         script = (
             f"import glob, torch; torch.save({{k: v for f in {files} for k, v in"
-            " torch.load(f, weights_only=True).items()}, 'OUT.pth')"
+            ' torch.load(f, weights_only=True).items()}, "OUT.pth")'
         )
     suffix = "safetensors" if suffix == "safetensors" else "pth"
     return (
-        f'{int(count)} files that are one model; join them with `python -c "{script}"`,'
-        f" {_IN_ONE_FILE}.{suffix}"
+        f"{int(count)} files that are one model; join them with"
+        f" `python -c {shlex.quote(script)}`, {_IN_ONE_FILE}.{suffix}"
     )

@@ -364,7 +364,12 @@ def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
         )
     # 1. No record is compressed or encrypted (bit 0 of the flags), and none overlaps another
     for record in records:
-        if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
+        if record.flag_bits & 1:
+            raise BadInput(
+                f"record '{record.filename}' is encrypted; unpack the archive with its password, and"
+                " give the file of the weights"
+            )
+        if record.compress_type != zipfile.ZIP_STORED:
             raise BadInput(
                 f"refused: record '{record.filename}' is compressed, which torch never writes"
                 " (a zip bomb?)"

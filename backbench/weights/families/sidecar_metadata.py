@@ -120,7 +120,8 @@ def _hub(config: Config, file: Path) -> TrunkMetadata:
     activation = str(model.get("hidden_act", ""))
     if activation and activation not in _ACTIVATIONS:
         raise BadInput(
-            f"hidden_act '{activation[:40]}': expected one of {', '.join(_ACTIVATIONS)}"
+            f"{file}: hidden_act '{activation[:40]}': expected one of"
+            f" {', '.join(_ACTIVATIONS)}"
         )
     if activation:
         options["act_layer"] = _ACTIVATIONS[activation]

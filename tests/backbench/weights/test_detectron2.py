@@ -109,6 +109,12 @@ def test_a_changed_file_is_noticed(tmp_path):
             importing.read(out)
 
 
+def test_pixels_are_not_chosen_for_a_file_that_has_them(tmp_path):
+    _, out = exported("resnet18", tmp_path)
+    with pytest.raises(BadInput, match=r"out\.pkl: .*; leave out the choice of pixels"):
+        importing.read(out, pixels="half")
+
+
 def test_small_stems_do_not_go_out(tmp_path):
     state = fx.trunk_of(fx.small_stem(fx.known_resnet("resnet18")))
     kept = Checkpoint(arch="resnet18", stem="conv3", method="x", state_dict=state)

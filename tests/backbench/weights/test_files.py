@@ -152,6 +152,17 @@ def test_zip_bombs(tmp_path, capsys):
     refused(overlapping, capsys, "overlap")
 
 
+def test_an_encrypted_archive_is_no_bomb(tmp_path, capsys):
+    source = torch_file({"a": torch.zeros(4)}, tmp_path / "source.pth")
+    target = tmp_path / "encrypted.pth"
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for info in old.infolist():
+            new.writestr(info.filename, old.read(info))
+        for info in new.infolist():
+            info.flag_bits |= 1  # as of a record with a password
+    refused(target, capsys, "is encrypted; unpack the archive with its password")
+
+
 def test_deeply_nested_and_self_similar_pickles(tmp_path, capsys):
     # A few hundred bytes in the file are 50**18 items when written out.
     layer = ["x"]

@@ -152,17 +152,27 @@ DAMAGED = "does not match its digest; the file is damaged, train it again"
     [
         (
             KeptHead(drawn(2, WIDTH), drawn(2)),
-            r"is (2, 6) torch.float32, not (3, 6) float32",
+            "has a weight of (2, 6) torch.float32, not (3, 6) float32; train it again",
         ),
-        (KeptHead(drawn(CLASSES, 5), drawn(CLASSES)), "is (3, 5) torch.float32, not"),
-        (KeptHead(drawn(CLASSES, WIDTH), drawn(2)), "is (3, 6) torch.float32, not"),
+        (
+            KeptHead(drawn(CLASSES, 5), drawn(CLASSES)),
+            "has a weight of (3, 5) torch.float32, not (3, 6)",
+        ),
+        (
+            KeptHead(drawn(CLASSES, WIDTH), drawn(2)),
+            "has a bias of (2,) torch.float32, not (3,) float32",
+        ),
         (
             KeptHead(drawn(CLASSES, WIDTH).double(), drawn(CLASSES)),
-            "is (3, 6) torch.float64",
+            "has a weight of (3, 6) torch.float64",
         ),
         (
             KeptHead(drawn(CLASSES, WIDTH), drawn(CLASSES).half()),
-            "is (3, 6) torch.float32, not (3, 6) float32",
+            "has a bias of (3,) torch.float16, not (3,) float32",
+        ),
+        (
+            a_head(query=drawn(2, WIDTH), value=drawn(WIDTH, WIDTH).half()),
+            "has a value of (6, 6) torch.float16, not (6, 6) float32",
         ),
         (a_head(temperature=2), DAMAGED),
         (a_head(query=drawn(2, WIDTH)), DAMAGED),

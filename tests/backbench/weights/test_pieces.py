@@ -1,5 +1,8 @@
 """Files of large trainings: wrappers inside names, and pieces of a model that lie in many files."""
 
+import re
+import shlex
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -164,16 +167,40 @@ def test_a_piece_of_a_model_is_refused_with_the_command_that_joins(
     assert not out.exists()
 
 
-def test_the_command_that_joins_numbered_files_works(tmp_path, monkeypatch):
-    tensors = numbered_files(tmp_path)
+NAMES = ["run", "run[1]", "my run", "it's", 'a "b" $c']
+
+
+def command_of(path):
+    """The words of the command that the refusal gives, as a shell takes them."""
     with pytest.raises(BadInput) as error:
-        open_file(tmp_path)
-    script = str(error.value).split('python -c "')[1].split('"`')[0]
+        open_file(path)
+    return shlex.split(re.search(r"`(python .+)`", str(error.value))[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_that_joins_numbered_files_works(name, tmp_path, monkeypatch):
+    folder = tmp_path / name
+    folder.mkdir()
+    tensors = numbered_files(folder)
+    python, option, script = command_of(folder)
+    assert (python, option) == ("python", "-c")
     monkeypatch.chdir(tmp_path)
     exec(script, {})
     joined = importing.read(tmp_path / "OUT.safetensors")
     for key, tensor in joined.state_dict.items():
         assert torch.equal(tensor, tensors[key])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_commands_of_other_libraries_get_the_folder_as_one_word(name, tmp_path):
+    folder = tmp_path / name
+    folder.mkdir()
+    assert command_of(distcp(folder))[-2:] == [str(folder), "OUT.pth"]
+    folder = tmp_path / "deepspeed" / name
+    folder.mkdir(parents=True)
+    script = f"{folder}/zero_to_fp32.py"
+    words = ["python", script, str(folder), "OUT"]
+    assert command_of(deepspeed_folder(folder)) == words
 
 
 def test_a_whole_model_that_deepspeed_has_not_cut_goes_in(tmp_path):

@@ -51,7 +51,10 @@ def test_a_model_of_images_and_text_has_its_own_part_for_images(beside):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"hidden_act": "mish"}, "hidden_act 'mish': expected one of gelu, "),
+        (
+            {"hidden_act": "mish"},
+            "/config.json: hidden_act 'mish': expected one of gelu, ",
+        ),
         (
             {"rope_theta": 10000.0},
             "'rope_theta' is 10000.0, and no trunk here has another",
