@@ -43,11 +43,14 @@ class Rows:
         self.labels: list[int] = []  # -1: unlabelled
         self.spans: list[np.ndarray] = []  # a part for each table
         words = (split, *SPLIT_WORDS.get(split, ()))
+        # Whether a file named by its class holds folders; of several, the last one stands for all
+        folders_in_class = False
         for number, (file, table) in enumerate(zip(container.files, tables)):
             # One tar file for each class, named by it, as DINOv2 reads ImageNet-22k
             of_class = len(container.files) > 1 and not _SHARD.fullmatch(file.stem)
             begin = shared_length(table.names, words, "" if of_class else file.stem)
             flat = of_class and not any("/" in name[begin:] for name in table.names)
+            folders_in_class = of_class and not flat
             kept = []
             for row, (name, label) in enumerate(
                 zip(table.names, table.labels.tolist())
@@ -70,11 +73,11 @@ class Rows:
             self.spans.append(spans)
         tops = {name.partition("/")[0] for name in self.names if "/" in name}
         unlabelled = max(self.labels, default=0) < 0
-        if unlabelled and of_class and not flat and len(tops) == 1:
+        if unlabelled and folders_in_class and len(tops) == 1:
             raise BadInput(
-                f"{container.files[0].parent}: each of its {len(container.files)} tar files holds the"
-                f" one folder '{printable.shown(min(tops), 80)}', so there are no classes; leave the"
-                " folder out of a tar file that is named by its class"
+                f"{container.files[0].parent}: each of its {len(container.files)} {container.kind}"
+                f" files holds the one folder '{printable.shown(min(tops), 80)}', so there are no"
+                f" classes; leave the folder out of a {container.kind} file that is named by its class"
             )
 
 

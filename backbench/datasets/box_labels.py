@@ -7,7 +7,12 @@ from typing import Any
 
 from backbench.datasets import splits
 from backbench.datasets.boxes import box_folders, voc_xml, yolo_text
-from backbench.datasets.boxes.parts import LARGEST_JSON, BoxFolder, CocoContent
+from backbench.datasets.boxes.parts import (
+    LARGEST_JSON,
+    UNDIVIDED,
+    BoxFolder,
+    CocoContent,
+)
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images.multilabel import MultiLabelList, mark
@@ -26,11 +31,12 @@ def read(base: Path, seed: int) -> Splits:
         lists[split] = _list_of(part.folder, part.file, categories, content, classes)
     scored = "test" if "test" in lists else "val"
     if scored not in lists:
-        (whole,) = lists.values()
+        ((name, whole),) = lists.items()
         # By one seed, whatever the run's is: all seeds are scored on one list
         rest, drawn = splits.hold_out(whole, seed=0)
+        lacks = "split" if name == UNDIVIDED else "list of test or val"
         note = (
-            f"{base} has no split: a fifth of the images ({len(drawn)} of {len(whole)}) is drawn"
+            f"{base} has no {lacks}: a fifth of the images ({len(drawn)} of {len(whole)}) is drawn"
             " for test, by sha256 of '0 <path>'"
         )
         train = whole.subset(rest)

@@ -5,6 +5,7 @@ there. So lists, hold-outs and rows are those of the archives where the pictures
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ BATCHES = (
     (0, 6, 0, 2, 7, 2, 1, 2, 4, 1, 5, 6, 6, 3, 1, 3, 5, 5, 8, 1),
     (8, 5, 1, 5, 7, 4, 3, 8, 2, 7, 2, 0, 1, 5, 9, 6, 2, 0, 8, 3),
 )
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # train-00003-of-00294
 NOTE = "read from the Hub's Parquet files"
 
 
@@ -178,7 +180,8 @@ def _files_of(
 
 def _split_of_file(file: Path, base: Path) -> str | None:
     """Return the split in a file's name or folder: train-00000-of-00001, cifar10-train, train/0000."""
-    words = [file.stem, file.stem.partition("-")[0], file.stem.rpartition("-")[2]]
+    stem = _PART.sub("", file.stem)
+    words = [stem, stem.partition("-")[0], stem.rpartition("-")[2]]
     if file.parent != base:
         words.append(file.parent.name)
     return next((split_of(word) for word in words if split_of(word)), None)
@@ -202,7 +205,9 @@ def _list_of(
 
     tables: list[Table] = []
     marks: list[Mark] = []
-    for group in _groups(layout, files):
+    groups = _groups(layout, files, base)
+    files = [file for group in groups for file in group]  # in the order of their tables
+    for group in groups:
         container = Container("parquet", group, labels=layout.labels)
         more_tables, more_marks = table_cache.tables_of(container)
         tables += more_tables
@@ -264,14 +269,16 @@ def _list_of(
     return images.subset(order)
 
 
-def _groups(layout: HubTables, files: Sequence[Path]) -> list[tuple[Path, ...]]:
+def _groups(
+    layout: HubTables, files: Sequence[Path], base: Path
+) -> list[tuple[Path, ...]]:
     """Return the files that count their parts together, as train-00000-of-00002. Several splits are
     one list only where ours are drawn from all of them."""
     if layout.order != "listed":
         return [tuple(files)]
-    groups: dict[str, list[Path]] = {}
+    groups: dict[str | None, list[Path]] = {}
     for file in files:
-        groups.setdefault(file.stem.partition("-")[0], []).append(file)
+        groups.setdefault(_split_of_file(file, base), []).append(file)
     return [tuple(group) for group in groups.values()]
 
 

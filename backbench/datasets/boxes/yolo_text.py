@@ -578,8 +578,9 @@ def _label_of(
         ) from None
     if label not in classes:
         numbers = sorted(classes)
+        shown = printable.shown(words[0], 40)
         raise BadInput(
-            f"{where}: class {label:.40g} is none of the {len(classes)} named, {numbers[0]} to"
+            f"{where}: class {shown} is none of the {len(classes)} named, {numbers[0]} to"
             f" {numbers[-1]}; name it in data.yaml (or classes.txt), or correct the line"
         )
     return label, words[1:]

@@ -861,15 +861,22 @@ def test_arrow_without_the_images_is_refused(tmp_path):
         reading.read_split(tmp_path, "train")
 
 
-def test_tar_files_that_all_hold_one_folder_have_no_classes(root, tmp_path):
-    """Each tar file is a class by its name; `images` in all of them would make one class of all."""
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_files_that_all_hold_one_folder_have_no_classes(root, tmp_path, kind):
+    """Each file is a class by its name; `images` in all of them would make one class of all."""
     for split in ("train", "test"):
         for folder in sorted((root / "classes" / split).iterdir()):
-            file = tmp_path / "one" / split / f"{folder.name}.tar"
+            file = tmp_path / "one" / split / f"{folder.name}.{kind}"
             file.parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(file, "w") as archive:
-                archive.add(folder, "images")
-    with pytest.raises(BadInput, match="holds the one folder 'images'"):
+            if kind == "tar":
+                with tarfile.open(file, "w") as archive:
+                    archive.add(folder, "images")
+            else:
+                with zipfile.ZipFile(file, "w") as archive:
+                    for picture in sorted(folder.iterdir()):
+                        archive.write(picture, f"images/{picture.name}")
+    said = rf" {kind} files holds the one folder 'images'.* out of a {kind} file that"
+    with pytest.raises(BadInput, match=said):
         catalog.load("one", tmp_path)
 
 

@@ -53,6 +53,14 @@ def test_without_any_split_a_fifth_is_drawn_for_all_seeds(tmp_path):
     )
 
 
+def test_with_a_train_list_alone_the_note_says_which_are_missing(coco):
+    for split in ("val", "test"):
+        file_of(coco, split).unlink()
+    notes = box_labels.read(coco, 0).notes
+    said = f"{coco} has no list of test or val: a fifth of the images (1 of 6)"
+    assert any(said in note for note in notes)
+
+
 def changed(base, change):
     file = file_of(base)
     about = json.loads(file.read_text())

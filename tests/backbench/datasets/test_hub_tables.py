@@ -192,7 +192,7 @@ def test_pretraining_reads_a_split_of_the_hubs_files(both, name):
 # Birdsnap: one undivided table whose labels are names, and the owner's lists beside it
 
 
-def as_birdsnap(root, base, *, column="label", divided=False, numbers=False):
+def as_birdsnap(root, base, *, column="label", divided="", numbers=False):
     """Write Birdsnap's pictures as the Hub has them, each file with a species of its own."""
     owner = root / "birdsnap" / "birdsnap"
     species = [
@@ -210,7 +210,6 @@ def as_birdsnap(root, base, *, column="label", divided=False, numbers=False):
         metadata = {b"huggingface": json.dumps(about).encode()}
     kind = pa.int64() if numbers else pa.string()
     schema = pa.schema([("image", struct), (column, kind)], metadata=metadata)
-    (base / "data").mkdir()
     for number, row in enumerate(species[1:]):
         held = []
         for file in sorted((owner / "images" / row[3]).iterdir(), reverse=True):
@@ -218,8 +217,9 @@ def as_birdsnap(root, base, *, column="label", divided=False, numbers=False):
             held.append({"image": image, column: number if numbers else names[number]})
         name = f"train-{number:05}-of-00003.parquet"
         if divided:
-            name = f"{('train', 'test', 'val')[number]}-00000-of-00001.parquet"
-        file = base / "data" / name
+            name = divided.format(("train", "test", "val")[number])
+        file = base / name if "/" in name else base / "data" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(held, schema=schema), file)
     return base.parent
 
@@ -239,7 +239,15 @@ def birds(trees, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"column": "common", "numbers": True}, {"column": "common", "divided": True}],
+    [
+        {},
+        {"column": "common", "numbers": True},
+        {"column": "common", "divided": "{}-00000-of-00001.parquet"},
+        {"divided": "birdsnap-{}-00000-of-00001.parquet"},
+        # As the Hub converts a repository
+        {"divided": "default/{}/0000.parquet"},
+        {"divided": "default/{}/0000.parquet", "column": "common", "numbers": True},
+    ],
 )
 def test_birdsnap_is_drawn_as_from_the_archive(birds, options, capsys):
     root, hub = birds(**options)

@@ -356,6 +356,7 @@ def test_keypoints_without_a_visibility_are_marked_where_they_are(folder):
         ("cat 0.5 0.5 0.2 0.2", "class 'cat' is no whole number"),
         ("1 0.5 0.5 0.2 0.2", "class 1 is none of the 1 named, 0 to 0"),
         ("-1 0.5 0.5 0.2 0.2", "class -1 is none"),
+        (f"{'9' * 400} 0.5 0.5 0.2 0.2", f"class {'9' * 40}... is none of the 1 named"),
         ("0 0.5 0.5 1.5 0.2", "'1.5' is no share of the image's side"),
         ("0 0.5 0.5 nan 0.2", "'nan' is no share"),
         ("0 0.5 0.5 x 0.2", "'x' is no share"),
