@@ -80,6 +80,9 @@ ONCE = [*LIVE, "augment=null"]
         (LIVE, {"step": 12, "image": 14}),
         ([*LIVE, "lr=0.1"], {"step": 6, "image": 10}),
         ([*LIVE, "lr=0.1", "patience=3"], {"step": 6, "image": 14}),
+        # A head that has not seen val has its temperature fitted there
+        ([*LIVE, "lr=0.1", "train_only=digits"], {"step": 6, "image": 14}),
+        ([*LIVE, "lr=0.1", "train_only=pets"], {"step": 6, "image": 10}),
         # Features that are computed once are those of all images
         (ONCE, {"step": 12, "image": 34}),
         (
@@ -113,6 +116,9 @@ def test_the_price_of_heads_that_are_trained(overrides, work):
 def test_the_price_of_a_rate_that_test_chooses():
     """Every rate trains once, on train and val."""
     assert price("lorac_testsel", *LIVE) == {"step": 6, "image": 10}
+    # No temperature is fitted, so that val is not read where it does not train
+    work = price("lorac_testsel", *LIVE, "train_only=digits")
+    assert work == {"step": 6, "image": 10}
 
 
 @pytest.mark.parametrize("recipe", ["attentive_demo", "seg_demo"])

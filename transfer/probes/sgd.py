@@ -661,10 +661,12 @@ def _work(p: Sgd, name: str, splits: Splits, _: int) -> dict[str, int]:
     steps = p.steps(name, train + val if p.trains_on_val(name) else train)
     if chooses:
         steps += p.steps(name, train)
+    # One rate's temperature is fitted on val, unless its head has trained on that
+    fits = len(p.lr) == 1 and not p.trains_on_val(name)
     images = test
     if p.augment is None or p.train_score:
         images += train + val
-    elif chooses or p.patience is not None:
+    elif chooses or fits or p.patience is not None:
         images += val
     return {"step": steps, "image": images}
 
