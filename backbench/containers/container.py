@@ -39,7 +39,7 @@ class Container:
         for file in self.files:
             if file.parent != folder:
                 raise BadInput(
-                    f"{folder}: and {file.parent} hold the same split, twice; move one away"
+                    f"{folder}: holds the same split as {file.parent}; move one away"
                 )
         for file in self.files:
             part = _PART.search(file.name)

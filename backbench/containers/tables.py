@@ -76,7 +76,7 @@ class Table:
         return replace(self, labels=self.labels * 0 - 1, classes=(), by_text=False)
 
     def check(self, size: int) -> None:
-        """ValueError unless every span lies inside a file of `size` bytes, under a usable name."""
+        """Raise ValueError unless every span lies inside a file of `size` bytes, under a usable name."""
         spans = self.spans
         count = len(self.names)
         if spans.dtype != SPAN or not spans.shape == self.labels.shape == (count,):

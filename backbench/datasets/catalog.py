@@ -191,9 +191,9 @@ def _class_folder_base(name: str, root: Path) -> Path:
         why = finding.refusal(base, "train")
         if why:
             raise BadInput(why)
-        lacks = "test' or 'val" if "train" in there else "train"
+        lacks = "'test' or 'val'" if "train" in there else "'train'"
         raise BadInput(
-            f"{base}: no folder '{lacks}' beside '{there[0]}'; {expected} (without a split, a"
+            f"{base}: no folder {lacks} beside '{there[0]}'; {expected} (without a split, a"
             " fifth of each class is drawn for test)"
         )
     # 2. Undivided: a container, or several class folders

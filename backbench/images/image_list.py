@@ -68,7 +68,7 @@ class Names(Sequence[str]):
 
     @staticmethod
     def of(texts: Iterable[str]) -> Names:
-        """Return texts as names, or what is that already."""
+        """Return the texts as Names; Names are returned as they are."""
         return texts if isinstance(texts, Names) else Names(texts)
 
     def taken(self, indices: Iterable[int]) -> Names:
@@ -306,13 +306,14 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
             f"{root}: no images found; expected {root}/<class>/<image> ({', '.join(EXTENSIONS)})"
         )
     # Nearly all names are printable, which one look at all of them tells
-    for path in paths if unusable_in("".join(paths)) else ():
-        character = unusable_in(path)
-        if character is not None:
-            raise BadInput(
-                f"{root}: the name '{printable.shown(path, 200)}' holds the control character"
-                f" {character}; rename it"
-            )
+    if unusable_in("".join(paths)) is not None:
+        for path in paths:
+            character = unusable_in(path)
+            if character is not None:
+                raise BadInput(
+                    f"{root}: the name '{printable.shown(path, 200)}' holds the control character"
+                    f" {character}; rename it"
+                )
     return ImageList(root, paths, tuple(labels), tuple(classes))
 
 

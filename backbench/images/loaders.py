@@ -55,7 +55,7 @@ def geometry_by(
 
 
 def _opencv(interpolation: str) -> Resize:
-    """Resize as cv2.resize does it, without antialiasing."""
+    """Return a resize that does what cv2.resize does, without antialiasing."""
     import cv2
     import numpy
     from PIL import Image

@@ -66,7 +66,7 @@ class TrunkMetadata:
     method: str = ""
 
     def over(self, other: TrunkMetadata) -> TrunkMetadata:
-        """Fill in from `other` what this metadata leaves open."""
+        """Return this metadata, with the empty fields filled from `other`."""
         values = {
             key: value or getattr(other, key) for key, value in vars(self).items()
         }

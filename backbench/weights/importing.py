@@ -57,8 +57,8 @@ def read(
         added["published"] = (
             published if isinstance(published, str) else list(published)
         )
-    # 1. `path` may be a name: of a cached file, or of a trunk that is drawn anew. A file of the Hub
-    #    is like any other
+    # 1. `path` may name a cached file, or a trunk that is drawn anew. A file of the Hub's cache is
+    #    read like any other
     if hub_files.is_name(path):
         cached = hub_files.held(path)
         path = cached.path

@@ -27,7 +27,7 @@ class TokenReading(NamedTuple):
 
 
 def tokens(reading: str) -> TokenReading:
-    """'cls@4+mean' -> (4, True); BadInput for what is no reading of tokens."""
+    """Parse a reading of tokens: 'cls@4+mean' is (4, True). BadInput for any other text."""
     parts = _TOKENS.fullmatch(reading)
     if not reading or parts is None:
         raise BadInput(

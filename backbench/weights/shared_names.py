@@ -37,14 +37,13 @@ def _folders(file: Path) -> list[str]:
 
 
 def _differing(folders: Mapping[int, Sequence[str]]) -> dict[int, str]:
-    """Return number of a file -> the nearest folders that tell it from the others, but for those that
-    all have; none where they do not."""
-    for depth in range(1, MOST + 1):
-        near = {number: tuple(above[:depth]) for number, above in folders.items()}
-        if len(near) > 1 and len(set(near.values())) == len(near):
-            break
-    else:
+    """Return, for each file's number, the names of the nearest folders that tell it from the other
+    files. A folder that all files have is left out; the result is empty where the folders do not tell
+    all files apart, or hold a control character."""
+    depth = _telling_depth(folders)
+    if depth is None:
         return {}
+    near = {number: above[:depth] for number, above in folders.items()}
     out = {}
     for number, above in near.items():
         told = [
@@ -56,3 +55,14 @@ def _differing(folders: Mapping[int, Sequence[str]]) -> dict[int, str]:
     if any(not prefix or printable.control_in(prefix) for prefix in out.values()):
         return {}
     return out
+
+
+def _telling_depth(folders: Mapping[int, Sequence[str]]) -> int | None:
+    """Return how many of the nearest folders tell all files apart; None where no number does."""
+    if len(folders) < 2:
+        return None
+    for depth in range(1, MOST + 1):
+        near = {tuple(above[:depth]) for above in folders.values()}
+        if len(near) == len(folders):
+            return depth
+    return None

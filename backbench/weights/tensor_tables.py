@@ -34,7 +34,8 @@ def tables_of(tree: Tree) -> Tables:
             tensors = {}
             for key, child in value.items():
                 if isinstance(key, str) and isinstance(child, Tensor):
-                    # Parameters were written as what they are by some; nothing is trained here
+                    # Some files hold nn.Parameter, not plain tensors. Nothing is trained here, so
+                    # the gradient is dropped
                     tensors[key] = child.detach()
             if tensors:
                 out[path] = _without_wrapped_parts(tensors)

@@ -29,11 +29,11 @@ from backbench.weights.header import FORMAT
 
 # A file of torch before 1.6 begins with its magic number, pickled.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# First bytes of files that are often taken for weights -> what such a file is
 _SAVE_IN_TORCH = (
     "only files of torch, safetensors and pickle are read: load the model where it is from, and write"
     " its state_dict() with torch.save or safetensors"
 )
+# First bytes of files that are often taken for weights -> what such a file is
 _NOT_WEIGHTS = (
     (
         b"version https://git-lfs",

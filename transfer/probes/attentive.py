@@ -143,7 +143,7 @@ class QueryPoolHeads(TokenHeads):
         return torch.stack([head[name] for head in self.heads])
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Tokens (N, T, D) -> logits (N, H, C)."""
+        """Return the logits (N, H, C) of tokens (N, T, D)."""
         n, _, dim = tokens.shape
         weight, bias = self._all("weight"), self._all("bias")
         if self.p.pool == "mean":

@@ -44,8 +44,8 @@ def refuse(p: ClassRetrieval, name: str, splits: Splits) -> None:
 def retrieve(
     features: Tensor, labels: Tensor, rows: int = 512
 ) -> tuple[Tensor, Tensor]:
-    """Features (N, d), labels (N,) -> two float64 tensors (N,): whether the nearest other image is
-    of an image's class, and its average precision at R. Both are nan for an image that is alone in
+    """Return two float64 tensors (N,) for features (N, d) and labels (N,): whether the nearest other
+    image is of an image's class, and its average precision at R. Both are nan for an image that is alone in
     its class. Similarity is the cosine in float64, and of equal ones the first image is nearer.
     `rows` queries are compared at a time."""
     unit = F.normalize(features.double(), dim=1)

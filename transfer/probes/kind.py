@@ -30,7 +30,7 @@ RecordedRow = tuple[Result, Path]
 
 
 def metrics_of_dataset(p: Protocol, dataset: Dataset) -> list[str]:
-    """Return the metrics of a probe that predicts one class per image."""
+    """Return the dataset's own metrics, as most probes have them."""
     return list(dataset.metrics)
 
 

@@ -13,7 +13,6 @@ from pydantic import Field
 from torch import Tensor
 
 from backbench.datasets.row import Dataset
-from backbench.datasets.splits import Splits
 from backbench.records import layers
 from backbench.records.store import Result
 from backbench.requests.bounds import Count, Positive
@@ -194,15 +193,11 @@ def metrics(p: LayerProbe, dataset: Dataset) -> list[str]:
     return [*dataset.metrics, *(metric + layers.USUAL for metric in dataset.metrics)]
 
 
-def work(p: LayerProbe, name: str, found: Splits, count: int) -> dict[str, int]:
-    """Return the number of images. The fits depend on the trunk: they are told when they begin."""
-    return {"image": sum(len(part) for _, part in found.items())}
-
-
 def reads(trunk: FrozenTrunk, side: int) -> FrozenTrunk:
     return trunk.with_layers(side)
 
 
+# Its price is the images alone: the fits depend on the trunk, and are told when they begin.
 PROBE = Probe(
     protocol=LayerProbe,
     measure=measure,

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images.multilabel import IGNORED, PRESENT, MultiLabelList
@@ -163,10 +162,6 @@ def measure(
     return rows
 
 
-def metrics(p: MultiLabel, dataset: Dataset) -> list[str]:
-    return list(dataset.metrics)
-
-
 def work(p: MultiLabel, name: str, found: Splits, count: int) -> dict[str, int]:
     """Return the number of images, and of the fits of all classes of `count` checkpoints."""
     images = sum(len(part) for _, part in found.items())
@@ -177,7 +172,6 @@ def work(p: MultiLabel, name: str, found: Splits, count: int) -> dict[str, int]:
 PROBE = Probe(
     protocol=MultiLabel,
     measure=measure,
-    metrics=metrics,
     refuse=refuse,
     words=lambda p: (
         f"each class against all others, best of {len(p.penalties)} penalties"

@@ -172,6 +172,7 @@ def heads_of(task: Assignment[Ood]) -> dict[str, KeptHead]:
                 raise BadInput(
                     f"--seed {task.seed}: {checkpoint.name} has one own head; leave it out"
                 )
+            # It refuses a checkpoint without a whole classifier; the model itself is made later
             timm_classifier.classifier(checkpoint)
             continue
         bound = keeping.bound_to(

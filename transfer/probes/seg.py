@@ -128,12 +128,12 @@ class DenseHeads(TokenHeads):
 
     @torch.no_grad()
     def normalised(self, maps: Tensor) -> Tensor:
-        """Maps (N, h, w, D) -> (N, D, h, w) in float32, by the running statistics."""
+        """Return maps (N, h, w, D) as (N, D, h, w) in float32, normalised by the running statistics."""
         self.norm.eval()
         return self.norm(maps.permute(0, 3, 1, 2))
 
     def logits(self, x: Tensor, index: int) -> Tensor:
-        """Normalised maps (N, D, h, w) -> (N, C, h, w) of one head."""
+        """Return the logits (N, C, h, w) of one head for normalised maps (N, D, h, w)."""
         weight, bias, scale, shift = self.heads[index].values()
         return F.conv2d(x, (weight * scale)[:, :, None, None], bias + weight @ shift)
 

@@ -185,19 +185,19 @@ class Neighbours:
         self.scale = torch.tensor(scaler.scale_).float().to(machine.device)
 
     def tokens(self, features: Tensor) -> Tensor:
-        """Return the features (n, T D) of images -> standardised tokens (n T, D) on the device."""
+        """Return the features (n, T D) of images as standardised tokens (n T, D) on the device."""
         each = features.to(self.mean.device).view(-1, self.dim)
         return (each - self.mean) / self.scale
 
     def cut(self, maps: Tensor) -> Tensor:
-        """Label maps (n, side, side) -> their patches (n T, P)."""
+        """Cut label maps (n, side, side) into their patches (n T, P)."""
         side = maps.shape[-1]
         down, across = side // self.height, side // self.width
         blocks = maps.view(-1, self.height, down, self.width, across).transpose(2, 3)
         return blocks.reshape(-1, down * across)
 
     def join(self, patches: Tensor, side: int) -> Tensor:
-        """Return the patches (T, P) of an image -> its label map (side, side)."""
+        """Join the patches (T, P) of an image into its label map (side, side)."""
         blocks = patches.view(self.height, self.width, -1, side // self.width)
         return blocks.transpose(1, 2).reshape(side, side)
 

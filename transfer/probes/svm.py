@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images.multilabel import PRESENT, MultiLabelList
@@ -89,7 +88,8 @@ def refuse(p: Svm, name: str, found: Splits) -> None:
     table = np.concatenate([_table(found.train), _table(found.val)])
     for label, shown in enumerate((table == PRESENT).sum(0).tolist()):
         others = len(table) - shown
-        # Every fold needs an image that shows the class, and every other part one that does not
+        # Each fold's test part needs an image that shows the class, and each fold's training part
+        # one that does not
         if 0 < shown < p.folds or others == 1:
             raise BadInput(
                 f"{name}: class '{found.train.classes[label]}' is shown by {shown} of {len(table)}"
@@ -205,10 +205,6 @@ def _fits(p: Svm) -> int:
     return len(p.costs) * p.folds + 1
 
 
-def metrics(p: Svm, dataset: Dataset) -> list[str]:
-    return list(dataset.metrics)
-
-
 def work(p: Svm, name: str, found: Splits, count: int) -> dict[str, int]:
     """Return the number of images, and of the fits of all classes of `count` checkpoints."""
     images = sum(len(part) for _, part in found.items())
@@ -218,7 +214,6 @@ def work(p: Svm, name: str, found: Splits, count: int) -> dict[str, int]:
 PROBE = Probe(
     protocol=Svm,
     measure=measure,
-    metrics=metrics,
     refuse=refuse,
     words=lambda p: (
         f"an SVM of each class against all others, best of {len(p.costs)} costs by"

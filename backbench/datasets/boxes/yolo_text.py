@@ -209,8 +209,8 @@ def _keypoints_of(
                 " keypoints of x, y and visibility, or `[K, 2]` for x and y alone"
             )
         return None
-    whole = isinstance(shape, list) and [type(number) for number in shape]
-    if whole != [int, int] or not 1 <= shape[0] <= MOST_KEYPOINTS:
+    types = [type(number) for number in shape] if isinstance(shape, list) else []
+    if types != [int, int] or not 1 <= shape[0] <= MOST_KEYPOINTS:
         raise BadInput(
             f"{file}: kpt_shape {shape!r:.40} is not [K, 2] or [K, 3], K from 1 to"
             f" {MOST_KEYPOINTS}; write the number of keypoints, and the numbers of each"

@@ -114,8 +114,8 @@ class TimmInFile(TrunkInFile):
         return f"'{self.label}' ({first_names(list(self.local), 2)})"
 
     def contradictions(self, tensors: Tensors) -> list[str]:
-        # The biases of queries, keys and values of which timm's model has only the queries' and the
-        # values' third
+        # These biases are whole in the file, for queries, keys and values; timm's model takes only
+        # the queries' and the values' thirds
         in_thirds = set()
         for parts in self.sources.values():
             in_thirds |= {part.key for part in parts if part.parts == 3}

@@ -180,7 +180,7 @@ def _with_rule() -> type[nn.Module]:
         position_rule: str
 
         def _pos_embed(self, x: Tensor) -> Tensor:
-            """Patch tokens (N, h, w, D) -> all tokens (N, prefix + h * w, D), with positions."""
+            """Return all tokens (N, prefix + h * w, D) with positions, of patch tokens (N, h, w, D)."""
             n, h, w, _ = x.shape
             both = (self.cls_token, self.reg_token)
             prefix = [token.expand(n, -1, -1) for token in both if token is not None]

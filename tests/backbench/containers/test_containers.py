@@ -461,7 +461,7 @@ def test_a_split_that_is_not_whole_or_there_twice_is_refused(tmp_path, capsys):
     ):
         reading.read_split(tmp_path / "part", "train")
     with pytest.raises(
-        BadInput, match=r"two/a/train: and .*two/b/train hold the same split"
+        BadInput, match=r"two/a/train: holds the same split as .*two/b/train; move"
     ):
         reading.read_split(tmp_path / "two", "train")
     zipped(tmp_path / "own.zip", "train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg")

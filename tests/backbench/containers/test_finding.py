@@ -195,5 +195,5 @@ def test_parquet_of_a_split_lies_in_the_one_folder_that_has_it(base):
     assert found(base) == ("parquet", ["a/train/0000.parquet"])
     assert found(base, "test") == ("parquet", ["b/test/0000.parquet"])
     touch(base, "c/train/0000.parquet")
-    with pytest.raises(BadInput, match="hold the same split, twice"):
+    with pytest.raises(BadInput, match="holds the same split as"):
         finding.find(base, "train")

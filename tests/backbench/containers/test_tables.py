@@ -332,5 +332,5 @@ def test_parts_of_a_set_are_whole_and_lie_together():
     assert str(refused.value) == (
         f"x/{names[0]}: is one of 3 files, and 2 are there; get all of them, and only them"
     )
-    with pytest.raises(BadInput, match="x: and y hold the same split, twice; move one"):
+    with pytest.raises(BadInput, match="x: holds the same split as y; move one away"):
         Container("parquet", (files[0], files[1], Path("y") / names[2]))

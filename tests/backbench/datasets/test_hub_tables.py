@@ -466,7 +466,7 @@ WRONG = {
     "twice": (
         {**USUAL, "train": TRAIN},
         {},
-        "hold the same split, twice",
+        "holds the same split as",
     ),
 }
 
