@@ -12,17 +12,19 @@ LEAST_RIDGE = 1e-8  # that `inverse_root` takes
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:
-    """X (B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n), with X = U S V^T, by
-    Newton and Schulz's iteration with the steps of Chen and Chow (2014). Directions with a singular
-    value below 1e-11 ||X||_F fade out; zero ones are left out: the subgradient of least norm."""
+    """Return the nuclear norms (B,) and U V^T (B, m, n) of X = U S V^T (B, m, n), float64, m <= n.
+
+    It is Newton and Schulz's iteration with the steps of Chen and Chow (2014). Directions with a
+    singular value below 1e-11 ||X||_F fade out; zero ones are left out, which is the subgradient of
+    least norm."""
     # 1. Singular values into [0, 1]. A matrix of zeros stays one
     length = torch.linalg.matrix_norm(x, keepdim=True)
     factor = x / torch.where(length > 0, length, 1.0)
-    # 2. An odd polynomial, applied to X, is applied to its singular values: each s goes to p(a s)
-    #    with p(y) = y (3 - y^2) / 2. By a = sqrt(3 / (1 + low + low^2)) both ends of [low, 1] would
-    #    meet, as near to 1 as one step can bring them; but p(a) is close to 0 then while low is
-    #    small, and rounding as large as what it falls on. With 1.6 at most no s loses more than
-    #    two thirds, a small one grows by 2.4, and near 1 its distance is squared
+    # 2. Each step maps every singular value s to p(a s), with p(y) = y (3 - y^2) / 2. `low` is the
+    #    least of those that are to reach 1. The best factor is a = sqrt(3 / (1 + low + low^2)), which
+    #    takes both ends of [low, 1] to one value. But while `low` is small it takes 1 close to 0,
+    #    where rounding is as large as the value. So a is 1.6 at most: then small values grow by 2.4
+    #    a step, no value loses more than two thirds, and near 1 the distance from 1 is squared
     low = LEAST_SHARE
     while low < 1 - torch.finfo(x.dtype).eps:
         a = min(math.sqrt(3 / (1 + low + low * low)), 1.6)
@@ -38,8 +40,9 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse_root(gram: Tensor, ridge: float, largest: float) -> Tensor:
-    """G (p, n, n) float64, positive semidefinite -> (G + ridge I)^(-1/2), ridge >= 1e-8. `largest`
-    is a bound on G's eigenvalues that is known without looking. Newton and Schulz's coupled
+    """Return (G + ridge I)^(-1/2) of positive semidefinite G (p, n, n), float64, for ridge >= 1e-8.
+
+    `largest` is a bound on G's eigenvalues that is known beforehand. It is Newton and Schulz's coupled
     iteration (Higham, Functions of Matrices, Eq. 6.35)."""
     assert ridge >= LEAST_RIDGE
     bound = largest + ridge

@@ -101,10 +101,12 @@ def arb_loss(
     off_diagonal_weight: float = 0.0051,
     over: Over = "features",
 ) -> Tensor:
-    """Eq. 8, diagonal only: sum_i (1 - <z^A_i, b^B_i>)^2 + (1 - <z^B_i, b^A_i>)^2 over d columns.
+    """Return the sum over d columns of (1 - <z^A_i, b^B_i>)^2 + (1 - <z^B_i, b^A_i>)^2: the diagonal
+    of Eq. 8.
 
-    z (N, d) raw, standardised inside; the base takes no gradient. With `groups`, a divisor of d,
-    the columns, after `permutation` (d,), fall into that many neighbouring groups with a base each.
+    z_a and z_b (N, d) are raw; they are standardised here. The base gets no gradient. With `groups`,
+    a divisor of d, the columns fall, after `permutation` (d,), into that many neighbouring groups
+    with a base each.
 
     The other arguments make the paper's variants. align `direct`: each view with the other instead
     of with its base (Table 3), both with gradient. loss `mse`: the sum of squared distances of unit

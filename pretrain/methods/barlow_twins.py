@@ -17,7 +17,7 @@ from backbench.pretrain.methods.simclr import TwoViews, TwoViewsConfig
 def barlow_twins_loss(
     z_a: Tensor, z_b: Tensor, *, off_diagonal_weight: float = 5e-3
 ) -> Tensor:
-    """Eq. 1; z (N, d) raw, standardised inside."""
+    """Return the loss of Eq. 1. z_a and z_b (N, d) are raw; they are standardised here."""
     # 1. Columns of mean 0 and variance 1 over the batch, by the epsilon of a batch norm
     a = F.batch_norm(z_a, None, None, training=True)
     b = F.batch_norm(z_b, None, None, training=True)

@@ -21,7 +21,9 @@ from backbench.weights.trunk import Trunk
 
 @full_precision
 def cosine_loss(p: Tensor, z: Tensor) -> Tensor:
-    """Eq. 2 of BYOL: mean over samples of 2 - 2 cos(p, z); p, z (N, d); gradient to p only."""
+    """Return the mean over samples of 2 - 2 cos(p, z) (Eq. 2 of BYOL).
+
+    p and z are (N, d). Only p gets a gradient."""
     return 2 - 2 * F.cosine_similarity(p, z.detach(), dim=1).mean()
 
 

@@ -34,9 +34,16 @@ def cllr_regularizer(
     alpha: float,
     norm: Literal["nuclear", "l21", "none"] = "nuclear",
 ) -> Tensor:
-    """mean_i ||L^T L phi_i - phi_i||^2 + alpha ||L||: the regulariser of Eq. 8, without its lambda.
-    phi (N, H) raw, L (H', H); gradient to both. `nuclear`: the sum of singular values (Eq. 7);
-    `l21`: of column norms (Eq. 6; a column is a feature, a zero one has no gradient); `none`: 0."""
+    """Return the mean over samples of ||L^T L phi_i - phi_i||^2, plus alpha ||L||: the regulariser of
+    Eq. 8 without its lambda.
+
+    phi (N, H) is raw, L is (H', H); both get a gradient. The norm of L:
+
+        nuclear   the sum of its singular values (Eq. 7)
+        l21       the sum of its column norms (Eq. 6); a column is a feature, and a zero one has no
+                  gradient
+        none      0
+    """
     # Rows are samples: (L^T L phi)^T = phi^T L^T L
     rebuilt = phi @ projection.T @ projection
     loss = (rebuilt - phi).square().sum(1).mean()
@@ -77,11 +84,13 @@ def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]
 
 @torch.no_grad()
 def kept_projection(projection: Tensor, kept: int) -> Tensor:
-    """L (H', H) -> (kept, H): L phi with all but `kept` columns of L set to 0 (Section 2.2), in
-    coordinates of the space that these span. They are the pivots of a QR decomposition: each is the
-    one that is longest beside the space of those before. So they are linearly independent (the
-    paper's maximal set, Eq. 7) as far as L's rank goes, and long (Eq. 6). Fewer than `kept`
-    coordinates are other than 0 where L's rank is lower."""
+    """Return the head (kept, H) that computes L phi with all but `kept` columns of L (H', H) set to 0
+    (Section 2.2).
+
+    The kept columns are the pivots of a QR decomposition: each is the column whose part orthogonal to
+    those before is the longest. So they are linearly independent (the paper's maximal set, Eq. 7) as
+    far as L's rank goes, and long (Eq. 6). The result is in an orthonormal basis of their span; where
+    L's rank is below `kept`, the coordinates beyond it are 0."""
     # 1. L P = Q R with the pivots in the order of P
     from scipy.linalg import qr
 
@@ -98,7 +107,7 @@ def kept_projection(projection: Tensor, kept: int) -> Tensor:
 def _start(
     kind: Literal["orthonormal", "randn"], rows: int, width: int, seed: int
 ) -> Tensor:
-    """L before the first step, (rows, width)."""
+    """Return L (rows, width) as it is before the first step."""
     generator = seeding.generator(seed, "cllr projection")
     if kind == "randn":
         return torch.randn(rows, width, generator=generator, device="cpu")

@@ -15,8 +15,10 @@ from backbench.requests.bounds import Positive
 def consistency_loss(
     q: Tensor, k: Tensor, queue: Tensor, *, temperature: float
 ) -> Tensor:
-    """Eq. 6: half the symmetric KL divergence between softmax(queue.q / t) and softmax(queue.k /
-    t), mean over samples. q, k (N, d), queue (K, d), unit; gradient to q only."""
+    """Return the mean over samples of half the symmetric KL divergence between softmax(queue.q / t)
+    and softmax(queue.k / t) (Eq. 6).
+
+    q and k (N, d) and queue (K, d) have rows of unit length. Only q gets a gradient."""
     p = F.log_softmax(q @ queue.detach().T / temperature, dim=1)
     r = F.log_softmax(k.detach() @ queue.detach().T / temperature, dim=1)
     # KL(P, R) + KL(R, P) = sum P (log P - log R) + sum R (log R - log P)

@@ -60,9 +60,12 @@ def dino_loss(
     student_temperature: float,
     teacher_temperature: float,
 ) -> Tensor:
-    """Algorithm 1: mean cross-entropy of student view s and teacher view t over all pairs s != t,
-    for scores student (S, N, D) and teacher (T, N, D), T <= S, the first T views the same; center
-    (D,). Gradient to the student only. lightly's DINOLoss moves the centre inside each forward."""
+    """Return the mean cross-entropy of student view s and teacher view t over all pairs s != t
+    (Algorithm 1).
+
+    The scores are student (S, N, D) and teacher (T, N, D), T <= S, whose first T views are the same;
+    center is (D,). Only the student gets a gradient. lightly's DINOLoss moves the centre in each
+    forward pass; this one leaves that to the caller."""
     # The centre keeps any one output from winning everywhere, and the low temperature keeps the
     # outputs from becoming all alike
     targets = F.softmax((teacher.detach() - center) / teacher_temperature, dim=-1)

@@ -21,8 +21,10 @@ from backbench.requests.bounds import Positive
 def hcl_loss(
     z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float, beta: float
 ) -> Tensor:
-    """Eq. 4-5: negatives weighted by their hardness exp(beta sim / t), the share tau_plus of false
-    ones removed. z (N, d), N at least 2, normalised inside. beta = 0 is the debiased loss. The
+    """Return the contrastive loss whose negatives are weighted by their hardness, exp(beta sim / t),
+    and freed of the share tau_plus of false ones (Eq. 4 and 5).
+
+    z_a and z_b (N, d), N at least 2, are normalised here. beta = 0 is the debiased loss. The
     negatives' estimate is kept above its least possible value, (2N - 2) exp(-1 / t)."""
     positive, negative = pair_similarities(z_a, z_b, temperature)
     count = negative.shape[1] - 2

@@ -28,8 +28,10 @@ def moments(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 def jcl_loss(
     q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam: float
 ) -> Tensor:
-    """Eq. 8: the expected InfoNCE over Gaussian keys. q (N, d); keys (M', N, d), at least one;
-    queue (K, d). The mean key is not re-normalised. Gradient to q only."""
+    """Return the upper bound of InfoNCE's expectation over Gaussian keys (Eq. 8).
+
+    q is (N, d), keys (M', N, d) with M' at least 1, queue (K, d). The mean key is not normalised
+    again. Only q gets a gradient."""
     # 1. Jensen's bound (Eq. 7): log E[e^(q.k/t) + sum_j e^(q.k_j/t)] - q.mu/t, over keys k
     # 2. For k ~ N(mu, Sigma): E e^(q.k/t) = e^(q.mu/t + q^T Sigma q / (2 t^2)); lambda scales Sigma
     mean, quadratic = moments(q, keys.detach())

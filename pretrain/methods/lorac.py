@@ -26,8 +26,10 @@ Prior = Literal["laplace", "gaussian", "margin", "none", "batch"]
 
 
 def _polar_by_gram(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """X (B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n), with X = U S V^T. From
-    the Gram matrix, where the ratio of its least to its largest eigenvalue is above `threshold`."""
+    """Return the nuclear norms (B,) and U V^T (B, m, n) of X = U S V^T (B, m, n), float64, m <= n.
+
+    They are computed from the Gram matrix where the ratio of its least to its largest eigenvalue is
+    above `threshold`, and else from a singular value decomposition of X."""
     # 1. G = X X^T = U S^2 U^T, only (m, m)
     values, vectors = torch.linalg.eigh(x @ x.mT)
     singular = values.clamp_min(0).sqrt()
@@ -105,13 +107,18 @@ def lorac_loss(
     c0: float | None = None,
     margin: float = 3.0,
 ) -> Tensor:
-    """Eq. 12: InfoNCE of V queries (V, N, d) with one key (N, d), the penalty in the temperature.
+    """Return InfoNCE of V queries (V, N, d) with one key (N, d), with a penalty on each positive
+    (Eq. 12).
 
-    rows (M, N, d) are the rows of Q, by default the queries and the key; norms (N,) are ||Q||_*
-    where they are known already. Subtracted from each positive: `laplace` ||Q||_*/(M beta) |
-    `gaussian` (||Q||_* - c0)^2/(M sigma2), c0 by default sqrt(M), the least value of M unit rows |
-    `margin` margin/(M beta), a constant | `batch` ||P||_*/(N V beta), P the queries minus their
-    mean over V (Eq. 15) | `none` 0. All vectors unit; gradient to `queries`, `rows` and `norms`.
+    `rows` (M, N, d) are the rows of Q, by default the queries and the key. `norms` (N,) are ||Q||_*,
+    where they are known already. All vectors have unit length. `queries`, `rows` and `norms` get a
+    gradient. What is subtracted from each positive:
+
+        laplace    ||Q||_* / (M beta)
+        gaussian   (||Q||_* - c0)^2 / (M sigma2); c0 is by default sqrt(M), the least of M unit rows
+        margin     margin / (M beta), a constant
+        batch      ||P||_* / (N V beta); P are the queries minus their mean over V (Eq. 15)
+        none       0
     """
     views, n, d = queries.shape
     key = key.detach()

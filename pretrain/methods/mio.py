@@ -16,10 +16,13 @@ BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}  # similarities held at once
 
 
 class _NegativePairs(torch.autograd.Function):
-    """sum over i < j, j not i's partner, of -log(1 - sigmoid(s_ij)) = softplus(s_ij), s_ij =
-    z_i.z_j / t, and its gradient: what Eq. 5 sums over ordered pairs is twice this. z (2N, d) are N
-    first views, then their N partners. Rows of the triangle are made in blocks; sigmoid(s_ij) goes
-    to both members of the pair in the same pass, d/dz_i = sum_j sigmoid(s_ij) z_j / t."""
+    """Computes the sum over negative pairs i < j of softplus(s_ij), with s_ij = z_i.z_j / t, and its
+    gradient.
+
+    softplus(s_ij) is -log(1 - sigmoid(s_ij)). Eq. 5 sums over ordered pairs, which is twice this.
+    z (2N, d) holds N first views, then their N partners; no pair of partners is a negative one. Rows
+    are made in blocks. The gradient, d/dz_i = sum_j sigmoid(s_ij) z_j / t, is added up in the same
+    pass, for both members of a pair."""
 
     @staticmethod
     def forward(ctx: GradientContext, z: Tensor, temperature: float) -> Tensor:
@@ -73,11 +76,17 @@ def mio_loss(
     l2_weight: float = 0.0,
     l2_reduction: Literal["mean", "pair_mean", "sum"] = "mean",
 ) -> Tensor:
-    """Eq. 5 and, with l2_weight, Eq. 39. z (N, d), normalised inside; gradient to both views. -log
-    sigmoid(C / t) over the 2N ordered positive pairs and -log(1 - sigmoid(C / t)) over the 4N^2 -
-    4N ordered negative ones, each as a mean (for N = 1 there is none). The L2 term over positive
-    pairs: `mean` over N d, the released code's and the scale of the reported lambda = 1 |
-    `pair_mean` over pairs | `sum` over the 2N ordered pairs, Eq. 39 to the letter."""
+    """Return the loss of Eq. 5 and, with `l2_weight`, of Eq. 39.
+
+    z_a and z_b (N, d) are normalised here; both get a gradient. The loss is the mean of -log
+    sigmoid(C / t) over the 2N ordered positive pairs plus the mean of -log(1 - sigmoid(C / t)) over
+    the 4N^2 - 4N ordered negative ones, of which N = 1 has none. How the L2 term over positive pairs
+    is reduced:
+
+        mean        over N d: the released code's, and the scale of the reported lambda = 1
+        pair_mean   over pairs
+        sum         over the 2N ordered pairs: Eq. 39 to the letter
+    """
     n, d = z_a.shape
     z_a, z_b = F.normalize(z_a, dim=1), F.normalize(z_b, dim=1)
     # Both orders of a positive pair are equal: the mean over N is the mean over T_P = 2N

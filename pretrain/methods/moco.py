@@ -72,7 +72,9 @@ def queue_logsumexp(q: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
 
 @full_precision
 def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """MoCo Eq. 1: InfoNCE with a queue. q, k (N, d), queue (K, d) unit; gradient to q only."""
+    """Return InfoNCE with a queue (MoCo, Eq. 1).
+
+    q and k (N, d) and queue (K, d) have rows of unit length. Only q gets a gradient."""
     # -log(e^p / (e^p + e^L)) = log(1 + e^(L - p)), with p = q.k / t and L over the negatives
     positive = (q * k.detach()).sum(1) / temperature
     negative = queue_logsumexp(q, queue, temperature=temperature)

@@ -14,8 +14,10 @@ from backbench.requests.bounds import Positive
 def ressl_loss(
     q: Tensor, k: Tensor, queue: Tensor, *, temperature: float, key_temperature: float
 ) -> Tensor:
-    """Eq. 5: cross-entropy of the key's and the query's similarities to the queue, softmaxed at
-    their temperatures. q, k (N, d), queue (K, d), unit; gradient to q only."""
+    """Return the mean cross-entropy between the key's and the query's similarities to the queue, each
+    a softmax at its own temperature (Eq. 5).
+
+    q and k (N, d) and queue (K, d) have rows of unit length. Only q gets a gradient."""
     target = F.softmax(k.detach() @ queue.detach().T / key_temperature, dim=1)
     logs = F.log_softmax(q @ queue.detach().T / temperature, dim=1)
     return -(target * logs).sum(1).mean()

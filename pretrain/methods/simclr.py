@@ -19,7 +19,9 @@ from backbench.weights.trunk import Trunk
 def pair_similarities(
     z_a: Tensor, z_b: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Cosine / temperature of 2N views: positives (2N,), (2N, 2N) with self and positive -inf."""
+    """Return cosine / temperature of 2N views: the positives (2N,), and all (2N, 2N).
+
+    In the second a view itself and its positive are -inf."""
     # Row i is view i; its positive is the other view of the same image, N rows on
     n = len(z_a)
     z = F.normalize(torch.cat([z_a, z_b]), dim=1)
@@ -34,7 +36,9 @@ def pair_similarities(
 
 @full_precision
 def nt_xent_loss(z_a: Tensor, z_b: Tensor, *, temperature: float) -> Tensor:
-    """SimCLR Eq. 1 over 2N anchors. z (N, d), normalised inside; denominator with positive."""
+    """Return SimCLR's loss over 2N anchors (Eq. 1), with the positive in the denominator.
+
+    z_a and z_b (N, d) are normalised here."""
     # -log(e^p / (e^p + sum e^n)) = log(1 + e^(logsumexp(n) - p))
     positive, negative = pair_similarities(z_a, z_b, temperature)
     return F.softplus(negative.logsumexp(1) - positive).mean()
@@ -68,7 +72,7 @@ class TwoViews(method.Method, Generic[C]):
         return {"loss": self.loss(*self.project(batch))}
 
     def project(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """z_a, z_b (N, d) of the global batch with gradient, in float32 or more."""
+        """Return z_a and z_b (N, d) of the global batch with gradient, in float32 or more."""
         if self.together:
             both = torch.cat(list(batch.views))
             z_a, z_b = self.projector(self.backbone(both)).chunk(2)

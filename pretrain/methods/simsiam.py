@@ -20,7 +20,9 @@ from backbench.weights.trunk import Trunk
 
 @full_precision
 def simsiam_loss(p_a: Tensor, p_b: Tensor, z_a: Tensor, z_b: Tensor) -> Tensor:
-    """Eq. 4: -cos(p_a, z_b)/2 - cos(p_b, z_a)/2, the mean. All (N, d); gradient to p only."""
+    """Return the mean over samples of -cos(p_a, z_b)/2 - cos(p_b, z_a)/2 (Eq. 4).
+
+    All are (N, d). Only p_a and p_b get a gradient."""
     ab = F.cosine_similarity(p_a, z_b.detach(), dim=1)
     ba = F.cosine_similarity(p_b, z_a.detach(), dim=1)
     return -(ab + ba).mean() / 2

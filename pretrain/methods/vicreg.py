@@ -22,8 +22,10 @@ def vicreg_loss(
     variance: float = 25.0,
     covariance: float = 1.0,
 ) -> Tensor:
-    """Eq. 6 as the released code computes it. z (N, d) raw. The invariance is a mean over N d, the
-    variance term the mean over the two views, the covariance term their sum."""
+    """Return the loss of Eq. 6 as the released code computes it.
+
+    z_a and z_b (N, d) are raw. The invariance is a mean over N d, the variance term the mean over the
+    two views, and the covariance term their sum."""
     # 1. Both views alike (Eq. 5)
     loss = invariance * F.mse_loss(z_a, z_b)
     for z in (z_a, z_b):

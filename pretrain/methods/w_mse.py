@@ -34,9 +34,11 @@ def whiten(x: Tensor, ridge: float) -> Tensor:
 def w_mse_loss(
     z_a: Tensor, z_b: Tensor, order: Tensor, *, size: int, ridge: float = 0.0
 ) -> Tensor:
-    """Eq. 6: mean over pairs of the distance 2 - 2 cos between whitened views. z (N, d); order (N,)
-    is a permutation of the samples, whose neighbours form slices of `size`, whitened together, each
-    view by itself. size must exceed d, or the covariance has no inverse (unless ridge > 0)."""
+    """Return the mean over pairs of the distance 2 - 2 cos between whitened views (Eq. 6).
+
+    z_a and z_b are (N, d). `order` (N,) is a permutation of the samples, whose neighbours form slices
+    of `size` that are whitened together, each view by itself. `size` must exceed d, or the covariance
+    has no inverse (unless ridge > 0)."""
     a, b = (whiten(z[order].view(-1, size, z.shape[1]), ridge) for z in (z_a, z_b))
     return 2 - 2 * F.cosine_similarity(a, b, dim=2).mean()
 
