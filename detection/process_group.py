@@ -110,14 +110,14 @@ def over_machines(
             raise BadInput(
                 f"Slurm has started {tasks} tasks, --num-gpus times --num-machines is {run.world}"
             )
-        port = os.environ.get("MASTER_PORT")
-        if port is None:
+        meet_at = os.environ.get("MASTER_PORT")
+        if meet_at is None:
             raise BadInput(
                 "MASTER_ADDR is set and MASTER_PORT is not; export a free port of that machine, too"
             )
         return replace(
             run,
-            dist_url=f"tcp://{host}:{port}",
+            dist_url=f"tcp://{host}:{meet_at}",
             task_rank=int(task),
             local_rank=int(os.environ.get("SLURM_LOCALID", "0")),
         )

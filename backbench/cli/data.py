@@ -128,8 +128,7 @@ def _check(request: DataCheckRequest, problems: list[str]) -> int:
     dense = name in catalog.DATASETS and catalog.DATASETS[name].dense
     if name not in catalog.known() or dense:
         wrong = detection_check.check(name, root, _inspected)
-        has_boxes = wrong is not None
-        if has_boxes and (wrong or not dense):
+        if wrong is not None and (wrong or not dense):
             _refuse_for_boxes(request)
             problems += wrong
             return 1 if wrong else 0
