@@ -73,11 +73,9 @@ def lay_out_strangers():
 
 def _lay_out():
     lay_out_strangers()
-    for name in ("runs/lorac/backbone.safetensors", "runs/moco_v2.safetensors"):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        trunk_file(Path(name))
-    with open_run("runs/pretrain/lorac", verb="pretrain", identity={}) as run:
+    with open_run("runs/lorac", verb="pretrain", identity={}) as run:
         os.link("x.safetensors", run / CHECKPOINT_FILE)
+    trunk_file(Path("runs/moco_v2.safetensors"))
     os.link("x.safetensors", "my_vit.safetensors")
     for row in catalog.DATASETS.values():
         for need in row.needs:

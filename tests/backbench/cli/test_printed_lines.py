@@ -162,7 +162,8 @@ def test_a_logger_gets_the_runs_name_recipe_and_new_numbers(tmp_path, monkeypatc
     told = {"checkpoint": "a" * 64, "seed": 3}
     assert below.config == {**row.facts["recipe"], **told}
     note = json.loads((tmp_path / "runs" / "b" / "c" / "logged.json").read_text())
-    assert note == {"tensorboard": {"step": -1, "numbers": [row.column]}}
+    of_b = {"step": -1, "keys": [], "numbers": [row.column]}
+    assert note == {"tensorboard": of_b}
     # What is new goes alone, and the note keeps both
     more = a_result(value=70.0, dataset="dtd")
     store.append(tmp_path / "runs" / "b" / "c", [more])

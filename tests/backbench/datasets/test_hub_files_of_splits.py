@@ -181,9 +181,12 @@ def test_another_number_of_classes_is_another_configuration():
 
 def test_only_a_list_of_all_splits_counts_its_parts_by_split():
     files = [Path(f"{word}-{n}.parquet") for word in ("train", "test") for n in (0, 1)]
-    assert hub_tables._groups(LAYOUT, files) == [tuple(files)]
+    assert hub_tables._groups(LAYOUT, files, Path()) == [tuple(files)]
     listed = replace(LAYOUT, order="listed")
-    assert hub_tables._groups(listed, files) == [tuple(files[:2]), tuple(files[2:])]
+    assert hub_tables._groups(listed, files, Path()) == [
+        tuple(files[:2]),
+        tuple(files[2:]),
+    ]
 
 
 def test_a_set_in_two_layouts_is_refused(tmp_path):

@@ -229,7 +229,7 @@ def test_published_noise_is_of_one_protocol_dataset_and_metric():
         )
 
     published = found()
-    assert (published.seeds, published.excess, published.df) == (
+    assert (published.seed_variance, published.excess, published.df) == (
         pytest.approx(0.15**2),
         pytest.approx(0.15**2),
         4,
