@@ -400,6 +400,12 @@ def works(pictures: Path | None) -> Mapping[str, Waiting]:
     }
 
 
+def is_commit(name: str) -> bool:
+    known = ["git", "rev-parse", "-q", "--verify", f"{name}^{{commit}}"]
+    done = subprocess.run(known, cwd=HOME, capture_output=True, check=False)
+    return done.returncode == 0
+
+
 def tree_of(commit: str, folder: Path) -> Path:
     """Write the files of a commit into a folder."""
     tree = folder / f"tree-{commit}"
@@ -477,6 +483,10 @@ def main() -> None:
     unknown = set(asked.works) - set(known)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; take {', '.join(known)}")
+    if asked.data is not None and not (asked.data / "train").is_dir():
+        parser.error(f"--data {asked.data}: no folder with train and test")
+    if not is_commit(asked.before):
+        parser.error(f"--before {asked.before}: no commit of this clone")
     from machine import describe
 
     today = datetime.date.today().isoformat()

@@ -97,3 +97,21 @@ def test_the_page_holds_the_last_run(waits, monkeypatch, tmp_path):
     assert block == "a machine\na work\n"
     whole = (HOME / "docs" / "benchmarks.md").read_text()
     assert whole.startswith(above) and whole.endswith(below)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nothing"], "unknown: nothing; take evaluate"),
+        (["--data", "/none"], "--data /none: no folder with train and test"),
+        (["--before", "no-such-commit"], "no commit of this clone"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused_in_a_line(
+    waits, monkeypatch, capsys, words, says
+):
+    monkeypatch.setattr("sys.argv", ["waits.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        waits.main()
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
