@@ -85,9 +85,9 @@ def _of_dataset(
     named = ", ".join(printable.shown(name, 40) for name in datasets)
     if request.dataset is None:
         if len(datasets) > 1:
+            runs = " ".join(map(str, request.runs))
             raise BadInput(
-                f"{' '.join(map(str, request.runs))}: numbers of {named}; say whose images the list names, by"
-                " --dataset"
+                f"{runs}: numbers of {named}; say whose images the list names, by --dataset"
             )
         return list(measured)
     if datasets and request.dataset not in datasets:

@@ -19,9 +19,7 @@ HIT = 0
 CLASS = 1  # on an object of another class: it becomes that object's hit
 LOCATION = 2  # beside an object of its class: it becomes that object's hit
 BOTH = 3  # beside an object of another class: it is removed
-DUPLICATE = (
-    4  # on an object that a detection of a higher score has found: it is removed
-)
+DUPLICATE = 4  # on an object that one of a higher score has found: it is removed
 BACKGROUND = 5  # on no object: it is removed
 IGNORED = 6  # in a crowd: neither hit nor error
 # An object that no hit finds and that no mended detection would find is no longer counted
